@@ -1,0 +1,63 @@
+/* Own CPUID code: compilers' __builtin_cpu_supports differ in the names they know. */
+#define _POSIX_C_SOURCE 200809L
+#include "base/cpu.h"
+
+#include <sched.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+static uint64_t xcr0(void) {
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+
+enum ra__isa ra__isa_detected(void) {
+    const uint32_t fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29, need1 = fma | osxsave | avx | f16c;
+    const uint32_t avx2 = 1u << 5, need512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
+    uint32_t a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & need1) != need1 || (xcr0() & 6) != 6)
+        return RA__SCALAR;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & avx2))
+        return RA__SCALAR;
+    return (b & need512) == need512 && (xcr0() & 0xe6) == 0xe6 ? RA__AVX512 : RA__AVX2;
+}
+#else
+enum ra__isa ra__isa_detected(void) {
+    return RA__SCALAR;
+}
+#endif
+
+const char *ra__isa_name(enum ra__isa level) {
+    static const char *const names[] = {"scalar", "avx2", "avx512"};
+    return names[level];
+}
+
+enum ra__isa ra__isa_allowed(void) {
+    enum ra__isa best = ra__isa_detected();
+    const char *cap = ra__environment("RA_ISA");
+    for (enum ra__isa level = RA__SCALAR; cap && level <= best; level++)
+        if (strcmp(cap, ra__isa_name(level)) == 0)
+            return level;
+    return best;
+}
+
+const char *ra__environment(const char *name) {
+    const char *value = getenv(name);
+    return value && *value ? value : NULL;
+}
+
+double ra__now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void ra__yield(void) {
+    sched_yield();
+}

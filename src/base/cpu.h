@@ -1,0 +1,14 @@
+/* What the processor can do, the user's cap on it, time. */
+#ifndef RA_BASE_CPU_H
+#define RA_BASE_CPU_H
+
+enum ra__isa { RA__SCALAR, RA__AVX2, RA__AVX512 };
+
+enum ra__isa ra__isa_detected(void); /* by CPUID and XCR0 */
+enum ra__isa ra__isa_allowed(void);  /* the same, capped by the environment variable RA_ISA; an unknown value is ignored */
+const char *ra__isa_name(enum ra__isa level);
+const char *ra__environment(const char *name); /* getenv; the one place that reads the environment. "" counts as unset (NULL) */
+double ra__now(void);                          /* seconds, monotonic */
+void ra__yield(void);                          /* give the core away for a moment */
+
+#endif

@@ -1,4 +1,5 @@
 /* The default allocator, and the arithmetic of workspaces. */
+#define _POSIX_C_SOURCE 200809L
 #include "base/memory.h"
 
 #include <stdlib.h>

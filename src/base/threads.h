@@ -1,0 +1,22 @@
+/* OpenMP, or one thread where the build has none. */
+#ifndef RA_BASE_THREADS_H
+#define RA_BASE_THREADS_H
+
+#ifdef _OPENMP
+#include <omp.h>
+static inline int ra__thread_index(void) {
+    return omp_get_thread_num();
+}
+static inline int ra__default_threads(void) {
+    return omp_get_max_threads();
+}
+#else
+static inline int ra__thread_index(void) {
+    return 0;
+}
+static inline int ra__default_threads(void) {
+    return 1;
+}
+#endif
+
+#endif

@@ -1,0 +1,92 @@
+/* The attention of one rank's queries with one visiting key/value block: the threaded drivers above the kernels.
+ *
+ * Forward (arXiv 2205.14135 algorithm 1, over blocks that arrive one ring step at a time): state m (row maximum), l (row sum) and the
+ * unnormalised output o, all fp32, kept as lane panels; ra__forward_block folds one block into them, the last one also writes the result.
+ * Backward (ibid. algorithm 4): begin packs q and dout once, every block yields its dk, dv and adds to dq, end writes dq.
+ *
+ * Work is cut into tasks which threads take in ascending order. Every sum has one owner and one order, so that the bits do not depend on
+ * the number of threads. All memory is the caller's; nothing is allocated here. */
+#ifndef RA_BLOCK_BLOCK_H
+#define RA_BLOCK_BLOCK_H
+
+#include "block/kernels.h"
+#include "block/mask.h"
+
+/* What never changes between runs. */
+struct ra__attn {
+    const struct ra__kernels *k;
+    int64_t B, H, G, D, Dv;
+    float scale; /* of the logits */
+    int threads;
+    int64_t q_tile, k_tile;     /* forward: rows per query tile (multiple of lanes), keys per block (multiple of rows) */
+    int64_t q_tile_b, k_tile_b; /* backward: multiple of rows; multiple of lanes */
+};
+
+/* A maximal stretch of local tokens with ascending global positions; tiles never cross its ends. */
+struct ra__stretch {
+    int64_t t0, n;
+};
+struct ra__stretches {
+    struct ra__stretch part[2];
+    int count;
+};
+
+/* A visiting block: views of k and v, tokens, and its own mask data. */
+struct ra__kv_block {
+    ra_tensor k, v; /* [B,T,G,D], [B,T,G,Dv] */
+    int64_t T;
+    struct ra__stretches stretches;
+    const int64_t *position; /* [T] */
+    const int32_t *segment;  /* [B,T] or NULL */
+};
+
+/* The resident queries of this rank. */
+struct ra__q_shard {
+    int64_t T;
+    struct ra__stretches stretches;
+    const int64_t *last;    /* [T], see mask.h */
+    const int32_t *segment; /* [B,T] or NULL */
+    const ra_tensor *bias;  /* or NULL */
+};
+
+/* Called by the thread that called the driver, between tiles: progress the exchange. A failure is the callee's to remember. */
+struct ra__poll {
+    void (*fn)(void *arg);
+    void *arg;
+};
+
+/* Workspace of the forward: bytes for at most Tk_max keys a block. keep_state: more than one block will be folded in. */
+int64_t ra__forward_bytes(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk_max, bool keep_state);
+
+struct ra__forward {
+    const struct ra__attn *a;
+    struct ra__q_shard q_shard;
+    ra_tensor q, out;
+    float *lse; /* [B,H,T] or NULL */
+    char *workspace;
+    int64_t Tk_max;
+    bool keep_state;
+    int64_t pairs; /* visible pairs computed so far */
+};
+
+/* Folds one block in. first: the state is initialised; last: out and lse are written. block->T may be 0 (still initialises, writes). */
+void ra__forward_block(struct ra__forward *f, const struct ra__kv_block *block, bool first, bool last, struct ra__poll poll);
+
+int64_t ra__backward_bytes(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk_max);
+
+struct ra__backward {
+    const struct ra__attn *a;
+    struct ra__q_shard q_shard;
+    ra_tensor q, out, dout, dq; /* dout.data NULL: zero; dq.data NULL: not wanted */
+    const float *lse, *dlse;    /* [B,H,T]; dlse may be NULL */
+    char *workspace;
+    int64_t Tk_max;
+    int64_t pairs;
+};
+
+void ra__backward_begin(struct ra__backward *w);
+/* dk [B,G,T,D] and dv [B,G,T,Dv], fp32 without gaps, are overwritten with this block's gradients from this rank's queries. */
+void ra__backward_block(struct ra__backward *w, const struct ra__kv_block *block, float *dk, float *dv, struct ra__poll poll);
+void ra__backward_end(struct ra__backward *w);
+
+#endif

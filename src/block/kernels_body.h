@@ -1,0 +1,299 @@
+/* The kernels, written once over the vector type of vec_*.h and compiled once per instruction set (kernels_*.c includes a vec_*.h, then
+ * this file, then exports the table). Register tiles are NV vectors wide and MR rows high; every loop over them has constant bounds and
+ * is unrolled completely, so that the accumulators stay in registers. */
+#include <string.h>
+
+#include "base/cpu.h"
+#include "block/kernels.h"
+
+#define NR (NV * W)
+#define NC (COL_VECS * W)
+
+#if defined(__clang__)
+#define UNROLL   _Pragma("unroll")
+#define UNROLL_8 _Pragma("unroll 8")
+#else
+#define UNROLL   _Pragma("GCC unroll 32")
+#define UNROLL_8 _Pragma("GCC unroll 8")
+#endif
+
+static void gemm(const float *a, int64_t a_stride, int64_t panels, const float *b, int64_t k, float *c, bool accumulate) {
+    for (int64_t panel = 0; panel < panels; panel++, a += a_stride, c += MR * NR) {
+        vec acc[MR][NV];
+        UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++) acc[i][j] = vec_set1(0);
+        const float *a_step = a, *b_step = b;
+        UNROLL_8 for (int64_t step = 0; step < k; step++, a_step += MR, b_step += NR) {
+            vec right[NV];
+            UNROLL for (int j = 0; j < NV; j++) right[j] = vec_load(b_step + j * W);
+            UNROLL for (int i = 0; i < MR; i++) {
+                vec left = vec_set1(a_step[i]);
+                UNROLL for (int j = 0; j < NV; j++) acc[i][j] = vec_fma(left, right[j], acc[i][j]);
+            }
+        }
+        if (accumulate)
+            UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++) acc[i][j] =
+                vec_add(vec_load(c + i * NR + j * W), acc[i][j]);
+        UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++) vec_store(c + i * NR + j * W, acc[i][j]);
+    }
+}
+
+static void gemm_rows(const float *s, int64_t s_stride, int64_t panels, const float *b, float *c, int64_t ldc, int n) {
+    vec acc[ROW_TILE][COL_VECS];
+    UNROLL for (int i = 0; i < ROW_TILE; i++) UNROLL for (int j = 0; j < COL_VECS; j++) acc[i][j] = vec_set1(0);
+    for (int64_t panel = 0; panel < panels; panel++, s += s_stride) {
+        UNROLL_8 for (int lane = 0; lane < NR; lane++, b += NC) {
+            vec right[COL_VECS];
+            UNROLL for (int j = 0; j < COL_VECS; j++) right[j] = vec_load(b + j * W);
+            UNROLL for (int i = 0; i < ROW_TILE; i++) {
+                vec left = vec_set1(s[i * NR + lane]);
+                UNROLL for (int j = 0; j < COL_VECS; j++) acc[i][j] = vec_fma(left, right[j], acc[i][j]);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < ROW_TILE; i++) if (i < n) UNROLL for (int j = 0; j < COL_VECS; j++)
+        vec_store(c + i * ldc + j * W, vec_add(vec_load(c + i * ldc + j * W), acc[i][j]));
+}
+
+/* 2^x: x = n + f with n the nearest integer, |f| <= 1/2, 2^f by a degree-5 minimax polynomial with constant term 1 (relative error
+ * 9e-8), times 2^n. Exactly 0 below -126.5, +inf above 127.5 (the true value overflows at 128); NaN stays NaN. */
+static inline vec exp2_vec(vec x) {
+    const vec magic = vec_set1(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    x = vec_min(vec_set1(128.0f), vec_max(vec_set1(-127.0f), x));
+    vec t = vec_add(x, magic), f = vec_sub(x, vec_sub(t, magic));
+    vec p = vec_fma(vec_set1(1.326472712e-3f), f, vec_set1(9.671512645e-3f));
+    p = vec_fma(p, f, vec_set1(5.550733743e-2f));
+    p = vec_fma(p, f, vec_set1(2.402224209e-1f));
+    p = vec_fma(p, f, vec_set1(6.931469776e-1f));
+    p = vec_fma(p, f, vec_set1(1.0f));
+    return vec_mul(p, vec_pow2(t));
+}
+
+static void exp2_array(float *x, int64_t n) {
+    int64_t i = 0;
+    for (; i + W <= n; i += W)
+        vec_storeu(x + i, exp2_vec(vec_loadu(x + i)));
+    float rest[W];
+    for (int64_t j = i; j < n; j++) {
+        for (int l = 0; l < W; l++)
+            rest[l] = x[j];
+        vec_storeu(rest, exp2_vec(vec_loadu(rest)));
+        x[j] = rest[0];
+    }
+}
+
+static inline void lane_max(const float *s, int64_t n, vec *max) {
+    UNROLL for (int j = 0; j < NV; j++) {
+        vec even = max[j], odd = even;
+        int64_t row = 0;
+        for (; row + 2 <= n; row += 2) { /* the old maximum second: it survives a NaN */
+            even = vec_max(vec_load(s + row * NR + j * W), even);
+            odd = vec_max(vec_load(s + (row + 1) * NR + j * W), odd);
+        }
+        if (row < n)
+            even = vec_max(vec_load(s + row * NR + j * W), even);
+        max[j] = vec_max(even, odd);
+    }
+}
+
+static __attribute__((noinline)) void apply_mask(float *s, const float *mask, int64_t n) {
+    for (int64_t i = 0; i < n * NR; i += W)
+        vec_store(s + i, vec_hide(vec_load(s + i), vec_load(mask + i)));
+}
+
+static bool softmax(float *s, int64_t n, const float *mask, float *m, float *l, float *alpha) {
+    if (mask)
+        apply_mask(s, mask, n);
+    vec max[NV], reference[NV], sum[NV];
+    UNROLL for (int j = 0; j < NV; j++) max[j] = vec_load(m + j * W);
+    lane_max(s, n, max);
+    bool rescale = false;
+    UNROLL for (int j = 0; j < NV; j++) {
+        vec old = vec_load(m + j * W);
+        reference[j] = vec_finite_or_zero(max[j]); /* nothing seen yet: -inf - (-inf) must not happen */
+        vec factor = exp2_vec(vec_sub(old, reference[j]));
+        rescale |= vec_any_differs(old, max[j]);
+        sum[j] = vec_mul(vec_load(l + j * W), factor);
+        vec_store(alpha + j * W, factor);
+        vec_store(m + j * W, max[j]);
+    }
+    for (int64_t row = 0; row < n; row++, s += NR)
+        UNROLL for (int j = 0; j < NV; j++) {
+            vec p = exp2_vec(vec_sub(vec_load(s + j * W), reference[j]));
+            sum[j] = vec_add(sum[j], p);
+            vec_store(s + j * W, p);
+        }
+    UNROLL for (int j = 0; j < NV; j++) vec_store(l + j * W, sum[j]);
+    return rescale;
+}
+
+static void softmax_backward(float *s, float *dp, int64_t n, const float *mask, const float *lse, const float *delta) {
+    if (mask)
+        apply_mask(s, mask, n);
+    for (int64_t row = 0; row < n; row++, s += NR, dp += NR) {
+        vec row_lse = vec_set1(lse[row]), row_delta = vec_set1(delta[row]);
+        UNROLL for (int j = 0; j < NV; j++) {
+            vec p = exp2_vec(vec_sub(vec_load(s + j * W), row_lse));
+            vec ds = vec_mul(p, vec_sub(vec_load(dp + j * W), row_delta));
+            if (mask) {
+                vec hidden = vec_load(mask + row * NR + j * W);
+                p = vec_zero_hidden(p, hidden);
+                ds = vec_zero_hidden(ds, hidden);
+            }
+            vec_store(s + j * W, p);
+            vec_store(dp + j * W, ds);
+        }
+    }
+}
+
+static void pack_lanes(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale) {
+    const vec factor = vec_set1(scale);
+    for (int j = 0; j < NV; j++) {
+        int64_t d = 0;
+        for (; d + W <= k; d += W) {
+            vec r[W];
+            for (int i = 0; i < W; i++)
+                r[i] = j * W + i < n ? vec_mul(vec_loadu(src + (j * W + i) * ld + d), factor) : vec_set1(0);
+            vec_transpose(r);
+            for (int i = 0; i < W; i++)
+                vec_store(dst + (d + i) * NR + j * W, r[i]);
+        }
+        for (; d < k; d++)
+            for (int i = j * W; i < (j + 1) * W; i++)
+                dst[d * NR + i] = i < n ? src[i * ld + d] * scale : 0;
+    }
+}
+
+static void unpack_lanes(float *dst, int64_t ld, const float *src, int64_t n, int64_t k, const float *lane_scale) {
+    for (int j = 0; j < NV && j * W < n; j++) {
+        const vec factor = lane_scale ? vec_loadu(lane_scale + j * W) : vec_set1(1);
+        int64_t d = 0;
+        for (; d + W <= k; d += W) {
+            vec r[W];
+            for (int i = 0; i < W; i++)
+                r[i] = vec_mul(vec_load(src + (d + i) * NR + j * W), factor);
+            vec_transpose(r);
+            for (int i = 0; i < W && j * W + i < n; i++)
+                vec_storeu(dst + (j * W + i) * ld + d, r[i]);
+        }
+        for (; d < k; d++)
+            for (int i = j * W; i < (j + 1) * W && i < n; i++)
+                dst[i * ld + d] = src[d * NR + i] * (lane_scale ? lane_scale[i] : 1);
+    }
+}
+
+static void pack_rows(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale) {
+    for (int64_t row = 0; row < n; row += MR, dst += k * MR) {
+        int64_t present = n - row < MR ? n - row : MR;
+        for (int64_t i = 0; i < MR; i++) {
+            const float *from = src + (row + i) * ld;
+            if (i < present)
+                for (int64_t d = 0; d < k; d++)
+                    dst[d * MR + i] = from[d] * scale;
+            else
+                for (int64_t d = 0; d < k; d++)
+                    dst[d * MR + i] = 0;
+        }
+    }
+}
+
+static void pack_cols(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale) {
+    int64_t whole = k / MR * MR;
+    for (int64_t row = 0; row < n; row++, src += ld) {
+        for (int64_t d = 0; d < whole; d += MR)
+            for (int i = 0; i < MR; i++)
+                dst[d * n + row * MR + i] = src[d + i] * scale;
+        for (int64_t d = whole; d < k; d++)
+            dst[whole * n + row * MR + d - whole] = src[d] * scale;
+        for (int64_t d = k; whole < k && d < whole + MR; d++)
+            dst[whole * n + row * MR + d - whole] = 0;
+    }
+}
+
+static void scale_lanes(float *panel, int64_t k, const float *factor) {
+    vec f[NV];
+    UNROLL for (int j = 0; j < NV; j++) f[j] = vec_load(factor + j * W);
+    for (int64_t d = 0; d < k; d++, panel += NR)
+        UNROLL for (int j = 0; j < NV; j++) vec_store(panel + j * W, vec_mul(vec_load(panel + j * W), f[j]));
+}
+
+static void load_rows(float *dst, int64_t ld, const void *src, ra_dtype dtype, int64_t row_stride, int64_t n, int64_t k) {
+    for (int64_t row = 0; row < n; row++, dst += ld) {
+        int64_t d = 0;
+        if (dtype == RA_F32) {
+            memcpy(dst, (const float *)src + row * row_stride, (size_t)k * sizeof *dst);
+        } else if (dtype == RA_BF16) {
+            const uint16_t *from = (const uint16_t *)src + row * row_stride;
+            for (; d + W <= k; d += W)
+                vec_storeu(dst + d, vec_load_bf16(from + d));
+            for (; d < k; d++)
+                dst[d] = ra__from_bf16(from[d]);
+        } else {
+            const uint16_t *from = (const uint16_t *)src + row * row_stride;
+            for (; d + W <= k; d += W)
+                vec_storeu(dst + d, vec_load_f16(from + d));
+            for (; d < k; d++)
+                dst[d] = ra__from_f16(from[d]);
+        }
+    }
+}
+
+static void store_rows(void *dst, ra_dtype dtype, int64_t row_stride, const float *src, int64_t ld, int64_t n, int64_t k) {
+    for (int64_t row = 0; row < n; row++, src += ld) {
+        int64_t d = 0;
+        if (dtype == RA_F32) {
+            memcpy((float *)dst + row * row_stride, src, (size_t)k * sizeof *src);
+        } else if (dtype == RA_BF16) {
+            uint16_t *to = (uint16_t *)dst + row * row_stride;
+            for (; d + W <= k; d += W)
+                vec_store_bf16(to + d, vec_loadu(src + d));
+            for (; d < k; d++)
+                to[d] = ra__to_bf16(src[d]);
+        } else {
+            uint16_t *to = (uint16_t *)dst + row * row_stride;
+            for (; d + W <= k; d += W)
+                vec_store_f16(to + d, vec_loadu(src + d));
+            for (; d < k; d++)
+                to[d] = ra__to_f16(src[d]);
+        }
+    }
+}
+
+static bool all_finite(const float *src, int64_t ld, int64_t n, int64_t k) {
+    vec bad = vec_set1(0);
+    float rest = 0;
+    for (int64_t row = 0; row < n; row++, src += ld) {
+        int64_t d = 0;
+        for (; d + W <= k; d += W) /* x - x is 0, or NaN when x is not finite */
+            bad = vec_add(bad, vec_sub(vec_loadu(src + d), vec_loadu(src + d)));
+        for (; d < k; d++)
+            rest += src[d] - src[d];
+    }
+    return !vec_any_differs(bad, vec_set1(0)) && rest == 0;
+}
+
+/* A chain starts at a value of its own and never meets a fixed point, else a compiler may fold it away. */
+static double peak(double seconds) {
+    enum { STEPS = 1 << 16 };
+    vec chain[PEAK_CHAINS];
+    const vec factor = vec_set1(0.999f), term = vec_set1(1e-3f);
+    UNROLL for (int i = 0; i < PEAK_CHAINS; i++) chain[i] = vec_set1((float)i + 2);
+    double start = ra__now(), elapsed = 0, steps = 0;
+    do {
+        for (int step = 0; step < STEPS; step++)
+            UNROLL for (int i = 0; i < PEAK_CHAINS; i++) chain[i] = vec_fma(chain[i], factor, term);
+        steps += STEPS;
+        elapsed = ra__now() - start;
+    } while (elapsed < seconds);
+    float sink[W];
+    UNROLL for (int i = 1; i < PEAK_CHAINS; i++) chain[0] = vec_add(chain[0], chain[i]);
+    vec_storeu(sink, chain[0]);
+    return sink[0] < 0 ? 0 : steps * PEAK_CHAINS * W * 2 / elapsed * 1e-9;
+}
+
+#define RA__KERNEL_TABLE                                                                                                     \
+    {                                                                                                                        \
+        .isa = VEC_ISA, .lanes = NR, .rows = MR, .row_tile = ROW_TILE, .col_tile = NC, .gemm = gemm, .gemm_rows = gemm_rows, \
+        .softmax = softmax, .softmax_backward = softmax_backward, .pack_lanes = pack_lanes, .pack_rows = pack_rows,          \
+        .pack_cols = pack_cols, .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes, .load_rows = load_rows,            \
+        .store_rows = store_rows, .all_finite = all_finite, .exp2 = exp2_array, .peak = peak                                 \
+    }

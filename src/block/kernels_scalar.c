@@ -1,0 +1,6 @@
+/* The scalar kernel set. */
+#include "block/vec_scalar.h"
+
+#include "block/kernels_body.h"
+
+const struct ra__kernels ra__kernels_scalar = RA__KERNEL_TABLE;

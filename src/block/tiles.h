@@ -1,0 +1,55 @@
+/* What the forward and the backward driver share: tiles that never cross the end of a stretch, rows as fp32, non-finite rows. */
+#ifndef RA_BLOCK_TILES_H
+#define RA_BLOCK_TILES_H
+
+#include "base/memory.h"
+#include "block/block.h"
+
+struct ra__tile {
+    int64_t t0, n;
+    int64_t padded; /* rows before this tile when every tile is rounded up to `multiple`: where its packed rows begin */
+};
+
+static inline int64_t ra__round_up(int64_t n, int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
+
+static inline int64_t ra__tile_count(const struct ra__stretches *s, int64_t size) {
+    int64_t count = 0;
+    for (int i = 0; i < s->count; i++)
+        count += (s->part[i].n + size - 1) / size;
+    return count;
+}
+
+/* Tile i of the stretches cut into pieces of `size`. */
+static inline struct ra__tile ra__tile_at(const struct ra__stretches *s, int64_t size, int64_t multiple, int64_t i) {
+    int64_t padded = 0;
+    for (int part = 0; part < s->count; part++) {
+        int64_t n = s->part[part].n, count = (n + size - 1) / size;
+        if (i < count)
+            return (struct ra__tile){s->part[part].t0 + i * size, n - i * size < size ? n - i * size : size, padded + i * size};
+        i -= count;
+        padded += ra__round_up(n, multiple);
+    }
+    return (struct ra__tile){0, 0, padded};
+}
+
+/* Upper bound of `padded` + n over all tiles of T tokens in at most two stretches. */
+static inline int64_t ra__padded_rows(int64_t T, int64_t multiple) {
+    return T + 2 * multiple;
+}
+
+/* n rows t0.. of head h as fp32: in place when they are stored so, else converted into scratch [n][k]. *ld: distance of rows. */
+const float *ra__rows(const struct ra__kernels *kernels, const ra_tensor *x, int64_t b, int64_t t0, int64_t n, int64_t h, int64_t k,
+                      float *scratch, int64_t *ld);
+/* The inverse, from fp32 rows ld apart. */
+void ra__store_rows(const struct ra__kernels *kernels, const ra_tensor *x, int64_t b, int64_t t0, int64_t n, int64_t h, int64_t k,
+                    const float *rows, int64_t ld);
+
+/* Hidden keys and queries must not leak: 0 * NaN is NaN. So operands that are multiplied by probabilities are packed with every NaN and
+ * infinity replaced by 0, and where a tile had any, its visible products are added afterwards, one by one.
+ * Returns rows that are finite: `rows` itself, or a cleaned copy in scratch [n][k] with *clean = false. */
+const float *ra__finite_rows(const struct ra__kernels *kernels, const float *rows, int64_t *ld, int64_t n, int64_t k, float *scratch,
+                             bool *clean);
+
+#endif

@@ -93,7 +93,7 @@ typedef struct ra_local_options {
     double bytes_per_s; /* wire speed; 0: memory speed */
     size_t max_message; /* longest single message in bytes, longer ones are split; 0: no limit */
     int fail_rank;      /* this rank's link fails ... */
-    int64_t fail_after; /* ... at its fail_after-th message (1 = first); 0: never */
+    int64_t fail_after; /* ... at its fail_after-th message, sent or received (1 = first); 0: never */
     int fail_silently;  /* 0: the failing rank reports ERR_LINK and the others learn of it at once;
                            1: it stops answering, so that the others find out by their deadline */
 } ra_local_options;
@@ -143,7 +143,8 @@ typedef struct ra_link {
     ra_status (*recv)(void *self, int from, int tag, void *buf, size_t bytes, ra_link_request *req);
     ra_status (*test)(void *self, ra_link_request *req, int *done); /* progresses; sets *done when buf is free or filled */
     ra_status (*allgather)(void *self, const void *mine, void *all, size_t bytes, double timeout_s);
-    void (*fail)(void *self, ra_status status, const char *why); /* tell the others; called at most once */
+    /* Tell the others, and leave the buffers of unfinished messages alone from now on. Called at most once; then only destroy is. */
+    void (*fail)(void *self, ra_status status, const char *why);
     void (*destroy)(void *self);
     void *self;
 } ra_link;

@@ -18,7 +18,8 @@ struct ra_comm {
 enum { RA__WINDOW = 8 };            /* pieces of one transfer in flight */
 enum { RA__PIECE_BYTES = 4 << 20 }; /* longest piece: a poll that copies must not stall the compute for long */
 
-/* One logical message. Zero-initialised it is complete. */
+/* One logical message. Zero-initialised it is complete. It and its data must stay where they are until it is complete or the comm has
+ * failed: whoever gives up in between calls ra__comm_fail first. */
 struct ra__transfer {
     ra_comm *comm;
     char *data;
@@ -30,8 +31,7 @@ struct ra__transfer {
     struct {
         ra_link_request request;
         size_t bytes;
-        bool busy;
-    } window[RA__WINDOW]; /* piece i uses window[i % RA__WINDOW]; both ends post pieces in order */
+    } window[RA__WINDOW]; /* piece i uses window[i % RA__WINDOW]; both ends post pieces in order, and they are completed in order */
     int next, oldest;     /* piece numbers: next to post, oldest not completed */
 };
 
@@ -49,7 +49,13 @@ ra_status ra__wait(struct ra__transfer *const *transfers, int n, const char *wha
 /* Poison the comm with this failure (keeps the first), tell the peers once, record the error; returns the status kept. */
 ra_status ra__comm_fail(ra_comm *comm, ra_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* The checks of ra_comm_options shared by all ways to make a comm; NULL is allowed. */
+ra_status ra__comm_check_options(const ra_comm_options *options);
+
 /* RA_OK, or the remembered failure (recorded again for ra_last_error). Every entry point that communicates begins with it. */
 ra_status ra__comm_check(ra_comm *comm);
+
+/* Whether the link to MPI of this kind ("openmpi", "mpich") is installed where ra_comm_create_launched would find it. */
+bool ra__launched_available(const char *kind);
 
 #endif

@@ -254,7 +254,7 @@ static json_t *describe(const st_tensor *t, int64_t begin) {
 }
 
 int st_layout(st_tensor *tensors, int n, char **prefix, int64_t *prefix_bytes, int64_t *file_bytes, failure *f) {
-    json_t *root = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
+    json_t *root = json_object();
     int64_t end = 0;
     for (int i = 0; i < n; i++) {
         tensors[i].bytes = shape_bytes(&tensors[i]);

@@ -1,0 +1,50 @@
+/* The tensors of one attention problem as one rank holds them, and how their rows lie in the whole sequence.
+ *
+ * Every tensor is [outer][tokens][bytes]: q in bshd order is [B][Sq][H D], in bhsd order [B H][Sq][D], lse [B H][Sq][1]. A rank holds the
+ * rows of its tokens in local order, with the outer axis kept, so that files and memory have the same order of axes. The whole
+ * problem on one rank (P = 1) is the same struct. */
+#ifndef RINGATTN_TENSORS_H
+#define RINGATTN_TENSORS_H
+
+#include "failure.h"
+#include "options.h"
+
+typedef enum slot { Q, K, V, DOUT, DLSE, BIAS, Q_IDS, KV_IDS, OUT, LSE, DQ, DK, DV, SLOTS } slot;
+
+typedef struct tensors {
+    ra_problem problem; /* of the whole sequence; the mask's ids are set by tensors_plan_mask */
+    enum order order;
+    int P, r;
+    int64_t bias_axes[3]; /* batch, head and query axes of the bias as stored: full length or 1 */
+    void *data[SLOTS];    /* NULL: not there */
+    ra_dtype dtype[SLOTS];
+} tensors;
+
+typedef struct rows {
+    int64_t outer, tokens, bytes; /* of the whole sequence */
+    int whole;                    /* one row for all tokens: every rank has it */
+} rows;
+
+const char *slot_name(slot s);
+
+/* Shape of the whole tensor in the order of the file; returns the number of axes. */
+int tensors_shape(const tensors *t, slot s, int64_t shape[4]);
+
+rows tensors_rows(const tensors *t, slot s);
+int64_t tensors_local_tokens(const tensors *t, slot s);
+
+/* The longest run of local tokens from t on that are neighbours in the sequence too, and where in the sequence it begins. */
+int64_t tensors_run(const tensors *t, slot s, int64_t from, int64_t *position);
+
+/* Memory for this rank's rows, never NULL on success even for no rows, aligned to 64. */
+int tensors_allocate(tensors *t, slot s, ra_dtype dtype, failure *f);
+void tensors_free(tensors *t);
+
+/* Fills a rank's tensor with its rows of the whole one; both in the same order. */
+void tensors_gather(const tensors *whole, tensors *mine, slot s);
+
+ra_tensor tensors_view(const tensors *t, slot s); /* data NULL if it is not there */
+ra_attention_args tensors_args(const tensors *t); /* all but stats */
+void tensors_plan_mask(tensors *t);               /* points problem.mask at the ids */
+
+#endif

@@ -176,6 +176,13 @@ static ra_status progress(struct ra__transfer *t) {
     return RA_OK;
 }
 
+static struct ra__transfer *background_of(struct ra__transfer *const *transfers, int n) {
+    for (int i = 0; i < n; i++)
+        if (transfers[i]->comm) /* NULL in a transfer that was never started */
+            return transfers[i]->comm->background;
+    return NULL;
+}
+
 ra_status ra__progress(struct ra__transfer *const *transfers, int n, bool *complete) {
     bool all = true;
     for (int i = 0; i < n; i++) {
@@ -183,6 +190,9 @@ ra_status ra__progress(struct ra__transfer *const *transfers, int n, bool *compl
             RA__TRY(progress(transfers[i]));
         all = all && is_complete(transfers[i]);
     }
+    struct ra__transfer *background = background_of(transfers, n);
+    if (background && !is_complete(background))
+        RA__TRY(progress(background));
     *complete = all;
     return RA_OK;
 }

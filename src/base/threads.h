@@ -7,11 +7,17 @@
 static inline int ra__thread_index(void) {
     return omp_get_thread_num();
 }
+static inline int ra__openmp(void) {
+    return 1;
+}
 static inline int ra__default_threads(void) {
     return omp_get_max_threads();
 }
 #else
 static inline int ra__thread_index(void) {
+    return 0;
+}
+static inline int ra__openmp(void) {
     return 0;
 }
 static inline int ra__default_threads(void) {

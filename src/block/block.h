@@ -12,6 +12,8 @@
 #include "block/kernels.h"
 #include "block/mask.h"
 
+enum { RA__MAX_KEY_PANELS = 64 }; /* k_tile_b is at most this many lane panels */
+
 /* What never changes between runs. */
 struct ra__attn {
     const struct ra__kernels *k;

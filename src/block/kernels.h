@@ -65,4 +65,7 @@ const struct ra__kernels *ra__kernels(void);
 /* "scalar avx2 avx512": compiled in, and of those the processor can run. */
 bool ra__kernels_compiled(int level);
 
+/* Sum over `threads` threads running k->peak at the same time. */
+double ra__measure_peak(const struct ra__kernels *k, int threads, double seconds);
+
 #endif

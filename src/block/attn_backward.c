@@ -1,0 +1,400 @@
+/* Backward driver: gradients of one visiting block from this rank's queries, by recomputation from lse.
+ *
+ * Forward line                          differentiated here as
+ *   s  = scale q.k + bias                 dq += scale ds k, dk += scale ds^T q
+ *   p  = exp(s - lse), out = p v          dv += p^T dout
+ *   lse, rowsum(p) = 1                    ds = p (dout.v - delta), delta = rowsum(dout out) - dlse
+ *
+ * A task is one tile of keys of one kv head against all query tiles of its group of query heads: it owns its dk and dv. dq is added to by
+ * one key tile after the other: turn[query tile] says whose turn it is, and as threads take key tiles in ascending order and walk the
+ * query tiles in the same order, they follow each other without waiting. Five products for the recomputed block, no atomics on floats.
+ *
+ * Workspace:  | q and dout packed twice | dq | lse, delta | flags | turns | scratch of thread 0 | thread 1 | ... */
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/threads.h"
+#include "block/block.h"
+#include "block/tiles.h"
+
+struct map {
+    int64_t q_rows, q_cols, o_rows, o_cols, dq, lse, delta, flags, turns, scratch, scratch_bytes;
+    int64_t kt, vt, kc, dkt, dvt, p, ds, mask, rows; /* from a thread's scratch */
+    int64_t padded;                                  /* packed query rows of one head */
+    int64_t d, dv;                                   /* D, Dv rounded up to the register tile */
+    int64_t dq_width;                                /* D rounded up to the columns of gemm_rows */
+    int64_t q_tiles, k_panels, panel;                /* panel: floats of p (ds) per key panel */
+};
+
+static struct map layout(const struct ra__attn *a, const struct ra__stretches *q, struct ra__layout *w) {
+    const int64_t lanes = a->k->lanes, rows = a->k->rows, f = sizeof(float), widest = a->D > a->Dv ? a->D : a->Dv;
+    const int64_t heads = ra__mul(a->B, a->H, &w->overflow);
+    struct map p = {.d = ra__round_up(a->D, rows), .dv = ra__round_up(a->Dv, rows), .dq_width = ra__round_up(a->D, a->k->col_tile)};
+    int64_t T = 0;
+    for (int i = 0; i < q->count; i++)
+        T += q->part[i].n;
+    p.padded = ra__padded_rows(T, rows);
+    p.q_tiles = ra__tile_count(q, a->q_tile_b);
+    p.k_panels = a->k_tile_b / lanes;
+    p.panel = (a->q_tile_b + a->k->row_tile + rows) * lanes;
+    const int64_t head_rows = ra__mul(heads, p.padded, &w->overflow), tiles = ra__mul(heads, p.q_tiles, &w->overflow);
+    p.q_rows = ra__reserve(w, ra__mul(head_rows, a->D, &w->overflow), f);
+    p.q_cols = ra__reserve(w, ra__mul(head_rows, p.d, &w->overflow), f);
+    p.o_rows = ra__reserve(w, ra__mul(head_rows, a->Dv, &w->overflow), f);
+    p.o_cols = ra__reserve(w, ra__mul(head_rows, p.dv, &w->overflow), f);
+    p.dq = ra__reserve(w, ra__mul(head_rows, p.dq_width, &w->overflow), f);
+    p.lse = ra__reserve(w, head_rows, f);
+    p.delta = ra__reserve(w, head_rows, f);
+    p.flags = ra__reserve(w, tiles, 1);
+    p.turns = ra__reserve(w, tiles, sizeof(_Atomic int64_t));
+
+    struct ra__layout t = {0, false};
+    const int64_t keys = a->k_tile_b;
+    p.kt = ra__reserve(&t, ra__mul(keys, a->D, &t.overflow), f);
+    p.vt = ra__reserve(&t, ra__mul(keys, a->Dv, &t.overflow), f);
+    p.kc = ra__reserve(&t, ra__mul(keys, p.dq_width, &t.overflow), f);
+    p.dkt = ra__reserve(&t, ra__mul(keys, p.d, &t.overflow), f);
+    p.dvt = ra__reserve(&t, ra__mul(keys, p.dv, &t.overflow), f);
+    p.p = ra__reserve(&t, p.panel, f);
+    p.ds = ra__reserve(&t, ra__mul(p.k_panels, p.panel, &t.overflow), f);
+    p.mask = ra__reserve(&t, p.panel, f);
+    p.rows = ra__reserve(&t, ra__mul(2 * (a->q_tile_b > lanes ? a->q_tile_b : lanes), widest, &t.overflow), f);
+    w->overflow |= t.overflow;
+    p.scratch_bytes = t.total;
+    p.scratch = ra__reserve(w, a->threads, t.total);
+    return p;
+}
+
+int64_t ra__backward_bytes(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk_max) {
+    struct ra__layout w = {0, false};
+    (void)Tk_max; /* keys are packed tile by tile, in scratch */
+    layout(a, q, &w);
+    return w.overflow ? -1 : w.total;
+}
+
+/* One call, shared by its threads. */
+struct call {
+    struct ra__backward *w;
+    const struct ra__kv_block *block;
+    struct ra__mask_view view;
+    struct map map;
+    float *dk, *dv;
+    int64_t k_tiles;
+};
+
+static struct call new_call(struct ra__backward *w) {
+    struct ra__layout unused = {0, false};
+    return (struct call){.w = w, .map = layout(w->a, &w->q_shard.stretches, &unused)};
+}
+
+static float *at(const struct call *c, int64_t offset) {
+    return (float *)(c->w->workspace + offset);
+}
+
+static float *mine(const struct call *c, int64_t offset) {
+    return (float *)(c->w->workspace + c->map.scratch + ra__thread_index() * c->map.scratch_bytes + offset);
+}
+
+static uint8_t *flag(const struct call *c, int64_t head, int64_t tile) {
+    return (uint8_t *)c->w->workspace + c->map.flags + head * c->map.q_tiles + tile;
+}
+
+static _Atomic int64_t *turn(const struct call *c, int64_t head, int64_t tile) {
+    return (_Atomic int64_t *)(c->w->workspace + c->map.turns) + head * c->map.q_tiles + tile;
+}
+
+static struct ra__tile query_tile_at(const struct call *c, int64_t index) {
+    return ra__tile_at(&c->w->q_shard.stretches, c->w->a->q_tile_b, c->w->a->k->rows, index);
+}
+
+/* delta = rowsum(dout * out) - dlse, and lse in units of log2 (+inf for a row that saw nothing, so that its p is 0). */
+static void row_terms(const struct call *c, int64_t head, const struct ra__tile *tile, const float *dout, int64_t ld) {
+    const struct ra__backward *w = c->w;
+    const struct ra__attn *a = w->a;
+    const double log2e = 1.4426950408889634;
+    float *rows = mine(c, c->map.rows) + tile->n * (a->D > a->Dv ? a->D : a->Dv); /* the second half */
+    float *lse = at(c, c->map.lse) + head * c->map.padded + tile->padded,
+          *delta = at(c, c->map.delta) + head * c->map.padded + tile->padded;
+    int64_t out_ld = 0;
+    const float *out = dout ? ra__rows(a->k, &w->out, head / a->H, tile->t0, tile->n, head % a->H, a->Dv, rows, &out_ld) : NULL;
+    for (int64_t i = 0; i < tile->n; i++) {
+        int64_t row = head * w->q_shard.T + tile->t0 + i;
+        double sum = w->dlse ? -(double)w->dlse[row] : 0;
+        for (int64_t d = 0; dout && d < a->Dv; d++)
+            sum += (double)dout[i * ld + d] * out[i * out_ld + d];
+        bool empty = w->lse[row] == -INFINITY;
+        delta[i] = empty ? 0 : (float)sum;
+        lse[i] = empty ? INFINITY : (float)(w->lse[row] * log2e);
+    }
+}
+
+/* Packs q, dout of one tile in both orders, zeroes its dq. */
+static void pack_query_tile(const struct call *c, int64_t head, int64_t index) {
+    const struct ra__backward *w = c->w;
+    const struct ra__attn *a = w->a;
+    const struct ra__tile tile = query_tile_at(c, index);
+    const int64_t b = head / a->H, h = head % a->H, row = head * c->map.padded + tile.padded, n = tile.n;
+    const float log2e = 1.44269504f;
+    float *rows = mine(c, c->map.rows);
+    int64_t ld;
+    bool q_clean, o_clean = true;
+    const float *q = ra__rows(a->k, &w->q, b, tile.t0, n, h, a->D, rows, &ld);
+    a->k->pack_rows(at(c, c->map.q_rows) + row * a->D, q, ld, n, a->D, a->scale * log2e);
+    q = ra__finite_rows(a->k, q, &ld, n, a->D, rows, &q_clean);
+    a->k->pack_cols(at(c, c->map.q_cols) + row * c->map.d, q, ld, n, a->D, a->scale);
+
+    if (w->dout.data) {
+        const float *o = ra__rows(a->k, &w->dout, b, tile.t0, n, h, a->Dv, rows, &ld);
+        row_terms(c, head, &tile, o, ld);
+        a->k->pack_rows(at(c, c->map.o_rows) + row * a->Dv, o, ld, n, a->Dv, 1);
+        o = ra__finite_rows(a->k, o, &ld, n, a->Dv, rows, &o_clean);
+        a->k->pack_cols(at(c, c->map.o_cols) + row * c->map.dv, o, ld, n, a->Dv, 1);
+    } else {
+        row_terms(c, head, &tile, NULL, 0);
+        memset(at(c, c->map.o_rows) + row * a->Dv, 0, sizeof(float) * (size_t)(ra__round_up(n, a->k->rows) * a->Dv));
+        memset(at(c, c->map.o_cols) + row * c->map.dv, 0, sizeof(float) * (size_t)(n * c->map.dv));
+    }
+    memset(at(c, c->map.dq) + row * c->map.dq_width, 0, sizeof(float) * (size_t)(n * c->map.dq_width));
+    *flag(c, head, index) = !q_clean || !o_clean;
+}
+
+void ra__backward_begin(struct ra__backward *w) {
+    const struct ra__attn *a = w->a;
+    struct call c = new_call(w);
+    const int64_t tasks = a->B * a->H * c.map.q_tiles;
+    _Atomic int64_t next = 0;
+#pragma omp parallel num_threads(a->threads)
+    for (int64_t i; (i = atomic_fetch_add(&next, 1)) < tasks;)
+        pack_query_tile(&c, i / c.map.q_tiles, i % c.map.q_tiles);
+    w->pairs = 0;
+}
+
+void ra__backward_end(struct ra__backward *w) {
+    const struct ra__attn *a = w->a;
+    struct call c = new_call(w);
+    const int64_t tasks = w->dq.data ? a->B * a->H * c.map.q_tiles : 0;
+    _Atomic int64_t next = 0;
+#pragma omp parallel num_threads(a->threads)
+    for (int64_t i; (i = atomic_fetch_add(&next, 1)) < tasks;) {
+        const int64_t head = i / c.map.q_tiles;
+        const struct ra__tile tile = query_tile_at(&c, i % c.map.q_tiles);
+        const float *dq = at(&c, c.map.dq) + (head * c.map.padded + tile.padded) * c.map.dq_width;
+        ra__store_rows(a->k, &w->dq, head / a->H, tile.t0, tile.n, head % a->H, a->D, dq, c.map.dq_width);
+    }
+}
+
+/* The tile of keys that a task owns. */
+struct key_tile {
+    int64_t b, g, index; /* index among the tiles of this kv head: its place in the order of additions to dq */
+    struct ra__tile keys;
+    int64_t panels;
+    bool clean; /* no NaN or infinity in k */
+};
+
+static void pack_key_tile(const struct call *c, struct key_tile *kt) {
+    const struct ra__attn *a = c->w->a;
+    const int64_t lanes = a->k->lanes, cols = a->k->col_tile, all = kt->panels * lanes;
+    float *rows = mine(c, c->map.rows), *kc = mine(c, c->map.kc);
+    kt->clean = true;
+    memset(kc, 0, sizeof(float) * (size_t)(all * c->map.dq_width));
+    for (int64_t p = 0; p < kt->panels; p++) {
+        int64_t ld, n = kt->keys.n - p * lanes < lanes ? kt->keys.n - p * lanes : lanes, t0 = kt->keys.t0 + p * lanes;
+        bool clean;
+        const float *v = ra__rows(a->k, &c->block->v, kt->b, t0, n, kt->g, a->Dv, rows, &ld);
+        a->k->pack_lanes(mine(c, c->map.vt) + p * lanes * a->Dv, v, ld, n, a->Dv, 1);
+        const float *k = ra__rows(a->k, &c->block->k, kt->b, t0, n, kt->g, a->D, rows, &ld);
+        a->k->pack_lanes(mine(c, c->map.kt) + p * lanes * a->D, k, ld, n, a->D, 1);
+        k = ra__finite_rows(a->k, k, &ld, n, a->D, rows, &clean);
+        kt->clean &= clean;
+        for (int64_t d0 = 0; d0 < a->D; d0 += cols) /* [D / cols][keys][cols] */
+            for (int64_t i = 0; i < n; i++)
+                for (int64_t d = d0; d < a->D && d < d0 + cols; d++)
+                    kc[d0 * all + (p * lanes + i) * cols + d - d0] = k[i * ld + d] * a->scale;
+    }
+    memset(mine(c, c->map.dkt), 0, sizeof(float) * (size_t)(all * c->map.d));
+    memset(mine(c, c->map.dvt), 0, sizeof(float) * (size_t)(all * c->map.dv));
+}
+
+/* C [d][lane] += p [row][lane] * x [row][d] for visible pairs and the x that packing replaced by 0. */
+static void add_non_finite(const struct call *c, const ra_tensor *x, float scale, const struct ra__mask_tile *t, int64_t h, int64_t width,
+                           const float *p, const float *mask, float *out) {
+    const struct ra__attn *a = c->w->a;
+    const int64_t lanes = a->k->lanes;
+    for (int64_t i = 0; i < t->nq; i++) {
+        int64_t ld;
+        const float *row = ra__rows(a->k, x, t->b, t->q0 + i, 1, h, width, mine(c, c->map.rows), &ld);
+        for (int64_t d = 0; d < width; d++)
+            for (int64_t lane = 0; !isfinite(row[d]) && lane < t->nk; lane++)
+                if (!mask || mask[i * lanes + lane] != -INFINITY)
+                    out[d * lanes + lane] += p[i * lanes + lane] * row[d] * scale;
+    }
+}
+
+/* dq [row] += ds [row][lane] * k [lane] likewise. */
+static void add_non_finite_keys(const struct call *c, const struct key_tile *kt, const struct ra__mask_tile *t, const float *ds,
+                                const float *mask, float *dq) {
+    const struct ra__attn *a = c->w->a;
+    const int64_t lanes = a->k->lanes;
+    for (int64_t lane = 0; lane < t->nk; lane++) {
+        int64_t ld;
+        const float *k = ra__rows(a->k, &c->block->k, t->b, t->k0 + lane, 1, kt->g, a->D, mine(c, c->map.rows), &ld);
+        for (int64_t d = 0; d < a->D; d++)
+            for (int64_t i = 0; !isfinite(k[d]) && i < t->nq; i++)
+                if (!mask || mask[i * lanes + lane] != -INFINITY)
+                    dq[i * c->map.dq_width + d] += ds[i * lanes + lane] * k[d] * a->scale;
+    }
+}
+
+/* Rows [first, end) of one key panel that see any of its keys; the rest of its ds is zero. */
+struct rows_seen {
+    int64_t first, end;
+};
+
+/* s, p, dp, ds of one query tile and one key panel; adds to dk and dv. */
+static struct rows_seen panel_products(const struct call *c, const struct key_tile *kt, int64_t p, int64_t head, const struct ra__tile *q,
+                                       bool q_clean, int64_t *pairs) {
+    const struct ra__attn *a = c->w->a;
+    const int64_t lanes = a->k->lanes, rows = a->k->rows, h = head % a->H, keys = kt->keys.n - p * lanes;
+    struct ra__mask_tile t = {kt->b, q->t0, q->n, kt->keys.t0 + p * lanes, keys < lanes ? keys : lanes};
+    bool full = ra__mask_shrink_queries(&c->view, &t) && t.nk == lanes;
+    if (t.nq == 0)
+        return (struct rows_seen){0, 0};
+    int64_t first = t.q0 - q->t0, aligned = first / rows * rows;
+    full &= first == aligned;
+    t.q0 -= first - aligned;
+    t.nq += first - aligned;
+    float *mask = full ? NULL : mine(c, c->map.mask);
+    int64_t visible = full ? t.nq * t.nk : ra__mask_fill_by_query(&c->view, &t, h, (int)lanes, mask);
+    if (visible == 0)
+        return (struct rows_seen){0, 0};
+    *pairs += visible;
+
+    const int64_t row = head * c->map.padded + q->padded, groups = (t.nq + rows - 1) / rows;
+    float *s = mine(c, c->map.p), *ds = mine(c, c->map.ds) + p * c->map.panel + aligned * lanes;
+    float *dk = mine(c, c->map.dkt) + p * lanes * c->map.d, *dv = mine(c, c->map.dvt) + p * lanes * c->map.dv;
+    const float *kt_panel = mine(c, c->map.kt) + p * lanes * a->D, *vt_panel = mine(c, c->map.vt) + p * lanes * a->Dv;
+    a->k->gemm(at(c, c->map.q_rows) + (row + aligned) * a->D, a->D * rows, groups, kt_panel, a->D, s, false);
+    a->k->gemm(at(c, c->map.o_rows) + (row + aligned) * a->Dv, a->Dv * rows, groups, vt_panel, a->Dv, ds, false);
+    a->k->softmax_backward(s, ds, t.nq, mask, at(c, c->map.lse) + row + aligned, at(c, c->map.delta) + row + aligned);
+    a->k->gemm(at(c, c->map.o_cols) + row * c->map.dv + aligned * rows, q->n * rows, c->map.dv / rows, s, t.nq, dv, true);
+    a->k->gemm(at(c, c->map.q_cols) + row * c->map.d + aligned * rows, q->n * rows, c->map.d / rows, ds, t.nq, dk, true);
+    if (!q_clean) {
+        if (c->w->dout.data)
+            add_non_finite(c, &c->w->dout, 1, &t, h, a->Dv, s, mask, dv);
+        add_non_finite(c, &c->w->q, a->scale, &t, h, a->D, ds, mask, dk);
+    }
+    return (struct rows_seen){aligned, aligned + t.nq};
+}
+
+static void wait_for_turn(_Atomic int64_t *turn_of_tile, int64_t index, const struct ra__poll *poll) {
+    for (int spins = 0; atomic_load_explicit(turn_of_tile, memory_order_acquire) != index; spins++)
+        if (spins > 1000) {
+            if (poll)
+                poll->fn(poll->arg);
+            ra__yield();
+        }
+}
+
+/* dq of one query tile += ds k over the key panels. */
+static void add_dq(const struct call *c, const struct key_tile *kt, int64_t head, const struct ra__tile *q, const struct rows_seen *seen) {
+    const struct ra__attn *a = c->w->a;
+    const int64_t lanes = a->k->lanes, cols = a->k->col_tile, all = kt->panels * lanes, step = a->k->row_tile;
+    float *dq = at(c, c->map.dq) + (head * c->map.padded + q->padded) * c->map.dq_width, *ds = mine(c, c->map.ds);
+    for (int64_t p = 0; p < kt->panels; p++) {
+        memset(ds + p * c->map.panel, 0, sizeof(float) * (size_t)(seen[p].first * lanes));
+        memset(ds + p * c->map.panel + seen[p].end * lanes, 0, sizeof(float) * (size_t)((q->n - seen[p].end) * lanes));
+    }
+    for (int64_t row = 0; row < q->n; row += step) {
+        int64_t low = kt->panels, high = 0; /* panels that any of these rows sees */
+        for (int64_t p = 0; p < kt->panels; p++)
+            if (seen[p].first < row + step && seen[p].end > row) {
+                low = p < low ? p : low;
+                high = p + 1;
+            }
+        int n = (int)(q->n - row < step ? q->n - row : step);
+        for (int64_t d = 0; d < c->map.dq_width && low < high; d += cols)
+            a->k->gemm_rows(ds + low * c->map.panel + row * lanes, c->map.panel, high - low,
+                            mine(c, c->map.kc) + d * all + low * lanes * cols, dq + row * c->map.dq_width + d, c->map.dq_width, n);
+    }
+}
+
+static void add_dq_non_finite(const struct call *c, const struct key_tile *kt, int64_t head, const struct ra__tile *q,
+                              const struct rows_seen *seen) {
+    const struct ra__attn *a = c->w->a;
+    const int64_t lanes = a->k->lanes;
+    float *dq = at(c, c->map.dq) + (head * c->map.padded + q->padded) * c->map.dq_width, *mask = mine(c, c->map.mask);
+    for (int64_t p = 0; p < kt->panels; p++) {
+        int64_t keys = kt->keys.n - p * lanes, first = seen[p].first;
+        struct ra__mask_tile t = {kt->b, q->t0 + first, seen[p].end - first, kt->keys.t0 + p * lanes, keys < lanes ? keys : lanes};
+        if (t.nq == 0)
+            continue;
+        ra__mask_fill_by_query(&c->view, &t, head % a->H, (int)lanes, mask);
+        add_non_finite_keys(c, kt, &t, mine(c, c->map.ds) + p * c->map.panel + first * lanes, mask, dq + first * c->map.dq_width);
+    }
+}
+
+/* The owned dk, dv, transposed out of their panels. */
+static void write_key_tile(const struct call *c, const struct key_tile *kt) {
+    const struct ra__attn *a = c->w->a;
+    const int64_t lanes = a->k->lanes, first = (kt->b * a->G + kt->g) * c->block->T + kt->keys.t0;
+    for (int64_t p = 0; p < kt->panels; p++) {
+        int64_t n = kt->keys.n - p * lanes < lanes ? kt->keys.n - p * lanes : lanes, row = first + p * lanes;
+        a->k->unpack_lanes(c->dk + row * a->D, a->D, mine(c, c->map.dkt) + p * lanes * c->map.d, n, a->D, NULL);
+        a->k->unpack_lanes(c->dv + row * a->Dv, a->Dv, mine(c, c->map.dvt) + p * lanes * c->map.dv, n, a->Dv, NULL);
+    }
+}
+
+static int64_t key_task(const struct call *c, int64_t task, const struct ra__poll *poll) {
+    const struct ra__attn *a = c->w->a;
+    const int64_t kv_head = task / c->k_tiles, group = a->H / a->G;
+    struct key_tile kt = {.b = kv_head / a->G, .g = kv_head % a->G, .index = task % c->k_tiles};
+    kt.keys = ra__tile_at(&c->block->stretches, a->k_tile_b, a->k->lanes, kt.index);
+    kt.panels = (kt.keys.n + a->k->lanes - 1) / a->k->lanes;
+    pack_key_tile(c, &kt);
+    int64_t pairs = 0;
+    for (int64_t h = kt.g * group; h < (kt.g + 1) * group; h++)
+        for (int64_t i = 0; i < c->map.q_tiles; i++) {
+            const int64_t head = kt.b * a->H + h;
+            const struct ra__tile q = query_tile_at(c, i);
+            struct rows_seen seen[RA__MAX_KEY_PANELS];
+            int64_t before = pairs;
+            for (int64_t p = 0; p < kt.panels; p++)
+                seen[p] = panel_products(c, &kt, p, head, &q, !*flag(c, head, i), &pairs);
+            wait_for_turn(turn(c, head, i), kt.index, poll);
+            if (pairs > before) {
+                add_dq(c, &kt, head, &q, seen);
+                if (!kt.clean)
+                    add_dq_non_finite(c, &kt, head, &q, seen);
+            }
+            atomic_store_explicit(turn(c, head, i), kt.index + 1, memory_order_release);
+            if (poll)
+                poll->fn(poll->arg);
+        }
+    write_key_tile(c, &kt);
+    return pairs;
+}
+
+void ra__backward_block(struct ra__backward *w, const struct ra__kv_block *block, float *dk, float *dv, struct ra__poll poll) {
+    const struct ra__attn *a = w->a;
+    const struct ra__q_shard *q = &w->q_shard;
+    struct call c = new_call(w);
+    c.block = block;
+    c.view = (struct ra__mask_view){q->last, block->position, q->segment, block->segment, q->T, block->T, q->bias};
+    c.dk = dk;
+    c.dv = dv;
+    c.k_tiles = ra__tile_count(&block->stretches, a->k_tile_b);
+    const int64_t tasks = a->B * a->G * c.k_tiles;
+    for (int64_t i = 0; i < a->B * a->H * c.map.q_tiles; i++)
+        atomic_store_explicit(turn(&c, 0, i), 0, memory_order_relaxed);
+    _Atomic int64_t next = 0;
+    int64_t pairs = 0;
+#pragma omp parallel num_threads(a->threads) reduction(+ : pairs)
+    {
+        const struct ra__poll *my_poll = poll.fn && ra__thread_index() == 0 ? &poll : NULL;
+        for (int64_t i; (i = atomic_fetch_add(&next, 1)) < tasks;)
+            pairs += key_task(&c, i, my_poll);
+    }
+    w->pairs += pairs;
+}

@@ -1,0 +1,237 @@
+/* Forward driver: one visiting block against all query tiles of this rank.
+ *
+ * Workspace:  | packed K | packed V | flags | state o, m, l (only if several blocks are folded in) | scratch of thread 0 | thread 1 | ...
+ * Packed K and V are shared by all query tiles and by all query heads of a group. */
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/threads.h"
+#include "block/block.h"
+#include "block/tiles.h"
+
+/* Offsets in bytes from the workspace, and what they are computed from. */
+struct map {
+    int64_t k, v, flags, o, m, l, scratch, scratch_bytes;
+    int64_t q, tile_o, tile_m, tile_l, s, mask, alpha, rows; /* from a thread's scratch */
+    int64_t k_head, v_head;                                  /* floats of packed K, V of one (batch, kv head) */
+    int64_t panels;                                          /* query panels of one head */
+    int64_t dv;                                              /* Dv rounded up to the register tile */
+    int64_t k_tile, flags_head;
+};
+
+static struct map layout(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk, bool keep_state, struct ra__layout *w) {
+    const int64_t lanes = a->k->lanes, heads = ra__mul(a->B, a->H, &w->overflow), kv_heads = ra__mul(a->B, a->G, &w->overflow);
+    const int64_t f = sizeof(float), widest = a->D > a->Dv ? a->D : a->Dv;
+    struct map p = {.dv = ra__round_up(a->Dv, a->k->rows), .k_tile = a->k_tile};
+    int64_t tokens = 0;
+    for (int i = 0; i < q->count; i++)
+        tokens += ra__round_up(q->part[i].n, lanes);
+    p.panels = tokens / lanes;
+    p.k_head = ra__mul(ra__padded_rows(Tk, a->k->rows), a->D, &w->overflow);
+    p.v_head = ra__mul(Tk, p.dv, &w->overflow);
+    p.flags_head = Tk / p.k_tile + 3;
+    p.k = ra__reserve(w, ra__mul(kv_heads, p.k_head, &w->overflow), f);
+    p.v = ra__reserve(w, ra__mul(kv_heads, p.v_head, &w->overflow), f);
+    p.flags = ra__reserve(w, kv_heads, p.flags_head);
+    const int64_t state = keep_state ? ra__mul(heads, tokens, &w->overflow) : 0;
+    p.o = ra__reserve(w, ra__mul(state, p.dv, &w->overflow), f);
+    p.m = ra__reserve(w, state, f);
+    p.l = ra__reserve(w, state, f);
+
+    struct ra__layout t = {0, false};
+    p.q = ra__reserve(&t, ra__mul(a->q_tile, a->D, &t.overflow), f);
+    p.tile_o = ra__reserve(&t, keep_state ? 0 : ra__mul(a->q_tile, p.dv, &t.overflow), f);
+    p.tile_m = ra__reserve(&t, a->q_tile, f);
+    p.tile_l = ra__reserve(&t, a->q_tile, f);
+    p.s = ra__reserve(&t, ra__mul(p.k_tile + a->k->rows, lanes, &t.overflow), f);
+    p.mask = ra__reserve(&t, ra__mul(p.k_tile + a->k->rows, lanes, &t.overflow), f);
+    p.alpha = ra__reserve(&t, lanes, f);
+    p.rows = ra__reserve(&t, ra__mul(p.k_tile > lanes ? p.k_tile : lanes, widest, &t.overflow), f);
+    w->overflow |= t.overflow;
+    p.scratch_bytes = t.total;
+    p.scratch = ra__reserve(w, a->threads, t.total);
+    return p;
+}
+
+int64_t ra__forward_bytes(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk_max, bool keep_state) {
+    struct ra__layout w = {0, false};
+    layout(a, q, Tk_max, keep_state, &w);
+    return w.overflow ? -1 : w.total;
+}
+
+/* One call, shared by its threads. */
+struct call {
+    struct ra__forward *f;
+    const struct ra__kv_block *block;
+    struct ra__mask_view view;
+    struct map map;
+    bool first, last;
+    int64_t k_tiles;
+};
+
+static float *at(const struct call *c, int64_t offset) {
+    return (float *)(c->f->workspace + offset);
+}
+
+static char *scratch(const struct call *c) {
+    return c->f->workspace + c->map.scratch + ra__thread_index() * c->map.scratch_bytes;
+}
+
+static uint8_t *flag(const struct call *c, int64_t kv_head, int64_t tile) {
+    return (uint8_t *)c->f->workspace + c->map.flags + kv_head * c->map.flags_head + tile;
+}
+
+static void pack_key_tile(const struct call *c, int64_t task) {
+    const struct ra__attn *a = c->f->a;
+    const int64_t kv_head = task / c->k_tiles, index = task % c->k_tiles, b = kv_head / a->G, g = kv_head % a->G;
+    const struct ra__tile tile = ra__tile_at(&c->block->stretches, a->k_tile, a->k->rows, index);
+    float *rows = (float *)(scratch(c) + c->map.rows);
+    int64_t ld;
+    bool clean;
+    const float *k = ra__rows(a->k, &c->block->k, b, tile.t0, tile.n, g, a->D, rows, &ld);
+    a->k->pack_rows(at(c, c->map.k) + kv_head * c->map.k_head + tile.padded * a->D, k, ld, tile.n, a->D, 1);
+    const float *v = ra__rows(a->k, &c->block->v, b, tile.t0, tile.n, g, a->Dv, rows, &ld);
+    v = ra__finite_rows(a->k, v, &ld, tile.n, a->Dv, rows, &clean);
+    a->k->pack_cols(at(c, c->map.v) + kv_head * c->map.v_head + tile.t0 * c->map.dv, v, ld, tile.n, a->Dv, 1);
+    *flag(c, kv_head, index) = !clean;
+}
+
+/* The state of one query tile: in the workspace across blocks, or in scratch. */
+struct tile_state {
+    float *o, *m, *l;
+};
+
+static struct tile_state state_of(const struct call *c, int64_t head, int64_t padded) {
+    const struct map *p = &c->map;
+    if (!c->f->keep_state) {
+        char *s = scratch(c);
+        return (struct tile_state){(float *)(s + p->tile_o), (float *)(s + p->tile_m), (float *)(s + p->tile_l)};
+    }
+    int64_t row = head * p->panels * c->f->a->k->lanes + padded;
+    return (struct tile_state){at(c, p->o) + row * p->dv, at(c, p->m) + row, at(c, p->l) + row};
+}
+
+/* Adds the products of visible probabilities with the NaN and infinite values that packing left out. */
+static void add_non_finite(const struct call *c, const struct ra__mask_tile *t, int64_t g, const float *p, const float *mask, float *o) {
+    const struct ra__attn *a = c->f->a;
+    const int64_t lanes = a->k->lanes;
+    float *row = (float *)(scratch(c) + c->map.rows);
+    for (int64_t key = 0; key < t->nk; key++) {
+        int64_t ld;
+        const float *v = ra__rows(a->k, &c->block->v, t->b, t->k0 + key, 1, g, a->Dv, row, &ld);
+        for (int64_t d = 0; d < a->Dv; d++)
+            for (int64_t lane = 0; !isfinite(v[d]) && lane < t->nq; lane++)
+                if (!mask || mask[key * lanes + lane] != -INFINITY)
+                    o[d * lanes + lane] += p[key * lanes + lane] * v[d];
+    }
+}
+
+/* One query panel against one key tile. */
+static int64_t fold_panel(const struct call *c, int64_t head, const struct ra__tile *keys, int64_t key_tile, int64_t q0, int64_t nq,
+                          const float *q, struct tile_state state) {
+    const struct ra__attn *a = c->f->a;
+    const int64_t b = head / a->H, h = head % a->H, g = h / (a->H / a->G), kv_head = b * a->G + g, rows = a->k->rows;
+    struct ra__mask_tile t = {b, q0, nq, keys->t0, keys->n};
+    bool full = ra__mask_shrink_keys(&c->view, &t);
+    if (t.nk == 0)
+        return 0;
+    int64_t low = t.k0 - keys->t0, aligned = low / rows * rows; /* packed keys come in groups of `rows` */
+    full &= low == aligned;
+    t.k0 -= low - aligned;
+    t.nk += low - aligned;
+
+    float *s = (float *)(scratch(c) + c->map.s), *mask = (float *)(scratch(c) + c->map.mask);
+    float *alpha = (float *)(scratch(c) + c->map.alpha);
+    int64_t visible = full ? t.nq * t.nk : ra__mask_fill_by_key(&c->view, &t, h, a->k->lanes, mask);
+    if (visible == 0)
+        return 0;
+    const float *k = at(c, c->map.k) + kv_head * c->map.k_head + (keys->padded + aligned) * a->D;
+    const float *v = at(c, c->map.v) + kv_head * c->map.v_head + keys->t0 * c->map.dv + aligned * rows;
+    a->k->gemm(k, a->D * rows, (t.nk + rows - 1) / rows, q, a->D, s, false);
+    if (a->k->softmax(s, t.nk, full ? NULL : mask, state.m, state.l, alpha))
+        a->k->scale_lanes(state.o, c->map.dv, alpha);
+    a->k->gemm(v, keys->n * rows, c->map.dv / rows, s, t.nk, state.o, true);
+    if (*flag(c, kv_head, key_tile))
+        add_non_finite(c, &t, g, s, full ? NULL : mask, state.o);
+    return visible;
+}
+
+static void write_panel(const struct call *c, int64_t head, int64_t q0, int64_t nq, struct tile_state state) {
+    const struct ra__forward *f = c->f;
+    const struct ra__attn *a = f->a;
+    const int64_t b = head / a->H, h = head % a->H;
+    const double ln2 = 0.69314718055994531;
+    float *inverse = (float *)(scratch(c) + c->map.alpha), *rows = (float *)(scratch(c) + c->map.rows);
+    for (int64_t i = 0; i < nq; i++) {
+        float l = state.l[i];
+        inverse[i] = l == 0 ? 0 : 1 / l;
+        if (f->lse)
+            f->lse[head * f->q_shard.T + q0 + i] = l == 0 ? -INFINITY : (float)((state.m[i] + log2(l)) * ln2);
+    }
+    for (int64_t i = nq; i < a->k->lanes; i++)
+        inverse[i] = 0;
+    a->k->unpack_lanes(rows, a->Dv, state.o, nq, a->Dv, inverse);
+    ra__store_rows(a->k, &f->out, b, q0, nq, h, a->Dv, rows, a->Dv);
+}
+
+static int64_t query_tile(const struct call *c, int64_t head, int64_t index, const struct ra__poll *poll) {
+    const struct ra__attn *a = c->f->a;
+    const int64_t lanes = a->k->lanes, b = head / a->H, h = head % a->H;
+    const float log2e = 1.44269504f;
+    const struct ra__tile tile = ra__tile_at(&c->f->q_shard.stretches, a->q_tile, lanes, index);
+    const int64_t panels = (tile.n + lanes - 1) / lanes;
+    struct tile_state state = state_of(c, head, tile.padded);
+    float *q = (float *)(scratch(c) + c->map.q), *rows = (float *)(scratch(c) + c->map.rows);
+    if (c->first) {
+        memset(state.o, 0, sizeof(float) * (size_t)(panels * lanes * c->map.dv));
+        for (int64_t i = 0; i < panels * lanes; i++) {
+            state.m[i] = -INFINITY;
+            state.l[i] = 0;
+        }
+    }
+    for (int64_t p = 0; p < panels && c->k_tiles; p++) {
+        int64_t ld, n = tile.n - p * lanes < lanes ? tile.n - p * lanes : lanes;
+        const float *from = ra__rows(a->k, &c->f->q, b, tile.t0 + p * lanes, n, h, a->D, rows, &ld);
+        a->k->pack_lanes(q + p * lanes * a->D, from, ld, n, a->D, a->scale * log2e);
+    }
+    int64_t visible = 0;
+    for (int64_t i = 0; i < c->k_tiles; i++) {
+        struct ra__tile keys = ra__tile_at(&c->block->stretches, a->k_tile, a->k->rows, i);
+        for (int64_t p = 0; p < panels; p++) {
+            int64_t n = tile.n - p * lanes < lanes ? tile.n - p * lanes : lanes, row = p * lanes;
+            struct tile_state panel = {state.o + row * c->map.dv, state.m + row, state.l + row};
+            visible += fold_panel(c, head, &keys, i, tile.t0 + row, n, q + row * a->D, panel);
+        }
+        if (poll)
+            poll->fn(poll->arg);
+    }
+    for (int64_t p = 0; p < panels && c->last; p++) {
+        int64_t n = tile.n - p * lanes < lanes ? tile.n - p * lanes : lanes, row = p * lanes;
+        write_panel(c, head, tile.t0 + row, n, (struct tile_state){state.o + row * c->map.dv, state.m + row, state.l + row});
+    }
+    return visible;
+}
+
+void ra__forward_block(struct ra__forward *f, const struct ra__kv_block *block, bool first, bool last, struct ra__poll poll) {
+    const struct ra__attn *a = f->a;
+    const struct ra__q_shard *q = &f->q_shard;
+    struct ra__layout w = {0, false};
+    struct call c = {f, block, {q->last, block->position, q->segment, block->segment, q->T, block->T, q->bias}, {0}, first, last, 0};
+    c.map = layout(a, &q->stretches, f->Tk_max, f->keep_state, &w);
+    c.k_tiles = ra__tile_count(&block->stretches, a->k_tile);
+    const int64_t pack_tasks = a->B * a->G * c.k_tiles, q_tiles = ra__tile_count(&q->stretches, a->q_tile), tasks = a->B * a->H * q_tiles;
+    _Atomic int64_t next_pack = 0, next_tile = 0;
+    int64_t pairs = 0;
+#pragma omp parallel num_threads(a->threads) reduction(+ : pairs)
+    {
+        const struct ra__poll *mine = poll.fn && ra__thread_index() == 0 ? &poll : NULL;
+        for (int64_t i; (i = atomic_fetch_add(&next_pack, 1)) < pack_tasks;)
+            pack_key_tile(&c, i);
+#pragma omp barrier
+        /* The longest tiles of a causal mask first, so that the last ones to finish are short. */
+        for (int64_t i; (i = atomic_fetch_add(&next_tile, 1)) < tasks;)
+            pairs += query_tile(&c, i / q_tiles, q_tiles - 1 - i % q_tiles, mine);
+    }
+    f->pairs += pairs;
+}

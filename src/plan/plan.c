@@ -1,0 +1,251 @@
+/* Makes, queries and destroys plans. */
+#include "plan/plan.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/threads.h"
+
+static struct ra__shard q_shard(const ra_plan *plan, int r) {
+    return ra__layout_shard(plan->problem.layout, plan->problem.Sq, plan->ring.schedule.P, r);
+}
+
+static struct ra__shard kv_shard(const ra_plan *plan, int r) {
+    return ra__layout_shard(plan->problem.layout, plan->problem.Skv, plan->ring.schedule.P, r);
+}
+
+static int64_t last_key(const ra_plan *plan, int64_t i) {
+    return plan->positional ? ra__mask_last_key(i, plan->offset, plan->block) : INT64_MAX;
+}
+
+static bool segments_meet(const ra_plan *plan, int r, int b) {
+    const int64_t B = plan->problem.B;
+    for (int64_t i = 0; i < B; i++) {
+        const struct ra__segment_range *q = &plan->ranges[r * B + i], *k = &plan->ranges[b * B + i];
+        if (q->q_min <= k->k_max && k->k_min <= q->q_max)
+            return true;
+    }
+    return false;
+}
+
+bool ra__plan_needs(const void *context, int r, int b) {
+    const ra_plan *plan = context;
+    const struct ra__shard q = q_shard(plan, r), kv = kv_shard(plan, b);
+    if (q.T == 0 || kv.T == 0 || last_key(plan, ra__shard_last(&q)) < ra__shard_first(&kv))
+        return false;
+    return !plan->has_segments || segments_meet(plan, r, b);
+}
+
+double ra__plan_pairs(const ra_plan *plan, int r) {
+    const struct ra__shard q = q_shard(plan, r);
+    const int64_t Skv = plan->problem.Skv;
+    if (!plan->positional)
+        return (double)q.T * (double)Skv;
+    double pairs = 0;
+    for (int64_t t = 0; t < q.T; t++) {
+        int64_t last = last_key(plan, ra__shard_position(&q, t));
+        pairs += last < 0 ? 0 : last >= Skv ? (double)Skv : (double)(last + 1);
+    }
+    return pairs;
+}
+
+static struct ra__segment_range range_of(const int32_t *q, int64_t Tq, const int32_t *k, int64_t Tk) {
+    struct ra__segment_range r = {INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN};
+    for (int64_t t = 0; t < Tq; t++) {
+        r.q_min = q[t] < r.q_min ? q[t] : r.q_min;
+        r.q_max = q[t] > r.q_max ? q[t] : r.q_max;
+    }
+    for (int64_t t = 0; t < Tk; t++) {
+        r.k_min = k[t] < r.k_min ? k[t] : r.k_min;
+        r.k_max = k[t] > r.k_max ? k[t] : r.k_max;
+    }
+    return r;
+}
+
+/* Arrays of the plan. All or none; on failure ra_plan_destroy frees what there is. */
+static ra_status allocate(ra_plan *plan, int P) {
+    struct ra__ring *ring = &plan->ring;
+    const ra_allocator *memory = &plan->comm->allocator;
+    const size_t B = (size_t)plan->problem.B, id = sizeof(int32_t);
+    plan->steps = ra__alloc(memory, (size_t)P * sizeof *plan->steps);
+    ring->q_last = ra__alloc(memory, (size_t)ring->q.T * sizeof *ring->q_last);
+    bool missing = !plan->steps || !ring->q_last;
+    if (plan->has_segments) {
+        plan->ranges = ra__alloc(memory, (size_t)P * B * sizeof *plan->ranges);
+        ring->q_segment = ra__alloc(memory, B * (size_t)ring->q.T * id);
+        ring->kv_segment = ra__alloc(memory, B * (size_t)ring->kv.T * id);
+        missing |= !plan->ranges || !ring->q_segment || !ring->kv_segment;
+    }
+    return missing ? ra__fail(RA_ERR_MEMORY, "no memory for a plan of %d ranks and %lld queries", P, (long long)ring->q.T) : RA_OK;
+}
+
+/* Copies this rank's segment ids and learns the other ranks' ranges. Collective. */
+static ra_status share_segments(ra_plan *plan, const ra_problem *p) {
+    struct ra__ring *ring = &plan->ring;
+    const int64_t B = p->B, Tq = ring->q.T, Tk = ring->kv.T;
+    if (Tq)
+        memcpy(ring->q_segment, p->mask.q_segment_ids, (size_t)(B * Tq) * sizeof(int32_t));
+    if (Tk)
+        memcpy(ring->kv_segment, p->mask.kv_segment_ids, (size_t)(B * Tk) * sizeof(int32_t));
+    struct ra__segment_range *mine = ra__alloc(&plan->comm->allocator, (size_t)B * sizeof *mine);
+    if (!mine && ra_comm_size(plan->comm) == 1)
+        return ra__fail(RA_ERR_MEMORY, "no memory for %lld segment ranges", (long long)B);
+    if (!mine)
+        return ra__comm_fail(plan->comm, RA_ERR_MEMORY, "no memory for %lld segment ranges", (long long)B);
+    for (int64_t b = 0; b < B; b++)
+        mine[b] = range_of(ring->q_segment + b * Tq, Tq, ring->kv_segment + b * Tk, Tk);
+    ra_status status = ra_comm_allgather(plan->comm, mine, plan->ranges, (size_t)B * sizeof *mine);
+    ra__free(&plan->comm->allocator, mine);
+    return status;
+}
+
+/* Everything that follows from the problem without memory or communication. */
+static void derive(ra_plan *plan, ra_comm *comm, const ra_problem *p, bool segments) {
+    const int P = ra_comm_size(comm), r = ra_comm_rank(comm);
+    struct ra__ring *ring = &plan->ring;
+    plan->comm = comm;
+    plan->problem = *p;
+    plan->problem.mask.q_segment_ids = plan->problem.mask.kv_segment_ids = NULL;
+    plan->problem.scale = isnan(p->scale) ? 1 / sqrt((double)p->D) : p->scale;
+    plan->problem.threads = p->threads ? p->threads : ra__default_threads();
+    plan->positional = p->mask.causal || p->mask.causal_block;
+    plan->block = p->mask.causal_block ? p->mask.causal_block : 1;
+    plan->offset = p->mask.align == RA_ALIGN_BOTTOM_RIGHT ? p->Skv - p->Sq : 0;
+    plan->has_segments = segments;
+    *ring = (struct ra__ring){.comm = comm,
+                              .dtype = p->dtype,
+                              .layout = p->layout,
+                              .Sq = p->Sq,
+                              .Skv = p->Skv,
+                              .q = ra__layout_shard(p->layout, p->Sq, P, r),
+                              .kv = ra__layout_shard(p->layout, p->Skv, P, r),
+                              .has_bias = p->has_bias != 0,
+                              .backward = p->backward != 0};
+    ring->attn = (struct ra__attn){.k = ra__kernels(),
+                                   .B = p->B,
+                                   .H = p->H,
+                                   .G = p->G,
+                                   .D = p->D,
+                                   .Dv = p->Dv,
+                                   .scale = (float)plan->problem.scale,
+                                   .threads = plan->problem.threads};
+    for (int i = 0; i < P; i++) {
+        int64_t T = ra__layout_shard(p->layout, p->Skv, P, i).T;
+        ring->Tkv_max = T > ring->Tkv_max ? T : ring->Tkv_max;
+    }
+    ring->schedule.P = P;
+    ra__choose_tiles(ring, p);
+}
+
+static ra_status check_limits(const ra_plan *plan) {
+    const struct ra__ring *ring = &plan->ring;
+    const int64_t span = (ring->attn.k_tile > ring->attn.k_tile_b ? ring->attn.k_tile : ring->attn.k_tile_b) * ring->kv.stride;
+    if (span > INT32_MAX - 2)
+        return ra__fail(RA_ERR_UNSUPPORTED, "a tile of keys spans %lld positions, at most 2^31: choose a smaller k_chunk", (long long)span);
+    return RA_OK;
+}
+
+static ra_status measure(ra_plan *plan) {
+    struct ra__ring *ring = &plan->ring;
+    const int64_t forward = ra__ring_forward_bytes(ring), backward = ring->backward ? ra__ring_backward_bytes(ring) : 0;
+    if (forward < 0 || backward < 0)
+        return ra__fail(RA_ERR_OVERFLOW, "the workspace does not fit in 64 bits");
+    ring->workspace_bytes = forward > backward ? forward : backward;
+    return RA_OK;
+}
+
+static ra_status build(ra_plan *plan, const ra_problem *p) {
+    struct ra__ring *ring = &plan->ring;
+    const int P = ra_comm_size(plan->comm), r = ra_comm_rank(plan->comm);
+    bool unused;
+    ra_status own = check_limits(plan);
+    if (own == RA_OK)
+        own = allocate(plan, P);
+    RA__TRY(ra__agree(plan->comm, p, own, &unused)); /* again, so that no rank goes on alone */
+    if (plan->has_segments)
+        RA__TRY(share_segments(plan, p));
+    for (int64_t t = 0; t < ring->q.T; t++)
+        ring->q_last[t] = last_key(plan, ra__shard_position(&ring->q, t));
+    ra__schedule_make(&ring->schedule, plan->steps, P, r, ra__plan_needs, plan);
+    return measure(plan);
+}
+
+ra_status ra_plan_create(ra_comm *comm, const ra_problem *problem, ra_plan **out) {
+    if (!comm || !problem || !out)
+        return ra__fail(RA_ERR_INVALID, "ra_plan_create: NULL argument");
+    RA__TRY(ra__comm_check(comm));
+    bool segments = false;
+    ra_status own = ra__validate_problem(problem, ra_comm_size(comm), ra_comm_rank(comm));
+    ra_plan *plan = own == RA_OK ? ra__alloc_zero(&comm->allocator, sizeof *plan) : NULL;
+    if (own == RA_OK && !plan)
+        own = ra__fail(RA_ERR_MEMORY, "no memory for a plan (%zu bytes)", sizeof *plan);
+    ra_status status = ra__agree(comm, problem, own, &segments);
+    if (status == RA_OK) {
+        derive(plan, comm, problem, segments);
+        status = build(plan, problem);
+    } else if (plan) {
+        plan->comm = comm;
+    }
+    if (status != RA_OK) {
+        ra_plan_destroy(plan);
+        return status;
+    }
+    *out = plan;
+    return RA_OK;
+}
+
+void ra_plan_destroy(ra_plan *plan) {
+    if (!plan)
+        return;
+    const ra_allocator memory = plan->comm->allocator;
+    ra__free(&memory, plan->steps);
+    ra__free(&memory, plan->ranges);
+    ra__free(&memory, plan->ring.q_last);
+    ra__free(&memory, plan->ring.q_segment);
+    ra__free(&memory, plan->ring.kv_segment);
+    ra__free(&memory, plan);
+}
+
+size_t ra_plan_workspace_bytes(const ra_plan *plan) {
+    return (size_t)plan->ring.workspace_bytes;
+}
+
+int ra_plan_computes(const ra_plan *plan, int rank, int step) {
+    const int P = plan->ring.schedule.P;
+    if (rank < 0 || rank >= P || step < 0 || step >= P)
+        return 0;
+    return ra__plan_needs(plan, rank, (rank - step + P) % P);
+}
+
+static void bytes_sent(const ra_plan *plan, int64_t *forward, int64_t *backward) {
+    const struct ra__schedule *s = &plan->ring.schedule;
+    *forward = *backward = 0;
+    for (int i = 0; i < s->steps; i++) {
+        const int64_t T = kv_shard(plan, s->step[i].block).T;
+        *forward += s->step[i].sends_kv ? ra__kv_bytes(&plan->ring, T) : 0;
+        *backward += s->step[i].dkv_to >= 0 ? ra__dkv_bytes(&plan->ring, T) : 0;
+    }
+    *backward = plan->ring.backward ? *backward + *forward : 0;
+}
+
+void ra_plan_query(const ra_plan *plan, ra_plan_info *info) {
+    const struct ra__ring *ring = &plan->ring;
+    const struct ra__attn *a = &ring->attn;
+    *info = (ra_plan_info){.ranks = ring->schedule.P,
+                           .rank = ring->schedule.r,
+                           .threads = a->threads,
+                           .isa = a->k->isa,
+                           .Tq = ring->q.T,
+                           .Tkv = ring->kv.T,
+                           .q_tile = a->q_tile,
+                           .k_tile = a->k_tile,
+                           .q_tile_backward = a->q_tile_b,
+                           .k_tile_backward = a->k_tile_b,
+                           .steps = ring->schedule.steps,
+                           .workspace_bytes = ring->workspace_bytes,
+                           .pairs = ra__plan_pairs(plan, ring->schedule.r) * (double)(a->B * a->H)};
+    bytes_sent(plan, &info->bytes_sent_forward, &info->bytes_sent_backward);
+    info->flops_forward = info->pairs * (double)(2 * a->D + 2 * a->Dv);
+    info->flops_backward = info->pairs * (double)(6 * a->D + 4 * a->Dv);
+}

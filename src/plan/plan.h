@@ -1,0 +1,39 @@
+/* problem -> plan: validation, agreement of the ranks, layout, tiles, kernels, memory. */
+#ifndef RA_PLAN_PLAN_H
+#define RA_PLAN_PLAN_H
+
+#include "ring/ring.h"
+
+/* Smallest and largest segment id of one rank's queries and keys in one batch element; min > max: no tokens. */
+struct ra__segment_range {
+    int32_t q_min, q_max, k_min, k_max;
+};
+
+struct ra_plan {
+    ra_comm *comm;
+    ra_problem problem; /* without pointers; scale and threads filled in */
+    struct ra__ring ring;
+    bool positional;       /* causal or block-causal */
+    int64_t offset, block; /* of the positional mask: last visible key = ra__mask_last_key(i, offset, block) */
+    bool has_segments;
+    struct ra__segment_range *ranges; /* [P][B], or NULL */
+    struct ra__step *steps;           /* [P], storage of ring.schedule */
+};
+
+/* ra__needs_fn over a plan. */
+bool ra__plan_needs(const void *plan, int r, int b);
+
+/* Pairs that rank r computes by position alone, of one batch element and head. */
+double ra__plan_pairs(const ra_plan *plan, int r);
+
+/* Checks of one rank's own arguments (validate.c). */
+ra_status ra__validate_problem(const ra_problem *p, int P, int r);
+
+/* All ranks fail if one has, with its reason; all fail if their problems differ, naming the field (agree.c).
+ * *segments: whether there are any, also for ranks without tokens. */
+ra_status ra__agree(ra_comm *comm, const ra_problem *p, ra_status own, bool *segments);
+
+/* Sets the tile sizes of ring->attn (tiles.c). */
+void ra__choose_tiles(struct ra__ring *ring, const ra_problem *p);
+
+#endif

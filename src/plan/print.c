@@ -1,0 +1,87 @@
+/* The plan as text. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "plan/plan.h"
+
+/* Like snprintf over many calls: counts what does not fit. */
+struct text {
+    char *buffer;
+    size_t size, length;
+};
+
+static void put(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put(struct text *t, const char *format, ...) {
+    va_list ap;
+    va_start(ap, format);
+    const bool room = t->length < t->size;
+    int n = vsnprintf(room ? t->buffer + t->length : NULL, room ? t->size - t->length : 0, format, ap);
+    va_end(ap);
+    t->length += n > 0 ? (size_t)n : 0;
+}
+
+static const char *const layout_name[] = {"contiguous", "zigzag", "striped"};
+static const char *const dtype_name[] = {"f32", "bf16", "f16"};
+
+static void put_problem(struct text *t, const ra_plan *plan) {
+    const ra_problem *p = &plan->problem;
+    put(t, "problem    B %lld, Sq %lld, Skv %lld, H %lld, G %lld, D %lld, Dv %lld, %s, scale %.6g\n", (long long)p->B, (long long)p->Sq,
+        (long long)p->Skv, (long long)p->H, (long long)p->G, (long long)p->D, (long long)p->Dv, dtype_name[p->dtype], p->scale);
+    put(t, "mask      ");
+    if (p->mask.causal)
+        put(t, " causal (offset %lld)", (long long)plan->offset);
+    if (p->mask.causal_block)
+        put(t, " block-causal %lld (offset %lld)", (long long)plan->block, (long long)plan->offset);
+    put(t, "%s%s%s\n", plan->has_segments ? " segments" : "", p->has_bias ? " bias" : "",
+        !plan->positional && !plan->has_segments && !p->has_bias ? " none" : "");
+}
+
+static void put_rank(struct text *t, const ra_plan *plan) {
+    ra_plan_info i;
+    ra_plan_query(plan, &i);
+    put(t, "ring       %d rank%s over the %s link, %s layout\n", i.ranks, i.ranks == 1 ? "" : "s", ra_comm_kind(plan->comm),
+        layout_name[plan->problem.layout]);
+    put(t, "rank %-5d %lld queries, %lld keys, %lld step%s, %d thread%s\n", i.rank, (long long)i.Tq, (long long)i.Tkv, (long long)i.steps,
+        i.steps == 1 ? "" : "s", i.threads, i.threads == 1 ? "" : "s");
+    put(t, "kernels    %s, register tile %dx%d and %dx%d\n", i.isa, plan->ring.attn.k->rows, plan->ring.attn.k->lanes,
+        plan->ring.attn.k->row_tile, plan->ring.attn.k->col_tile);
+    put(t, "tiles      forward %lld queries x %lld keys", (long long)i.q_tile, (long long)i.k_tile);
+    if (plan->ring.backward)
+        put(t, ", backward %lld x %lld", (long long)i.q_tile_backward, (long long)i.k_tile_backward);
+    put(t, "\nworkspace  %lld bytes\n", (long long)i.workspace_bytes);
+    put(t, "sent       %lld bytes forward", (long long)i.bytes_sent_forward);
+    if (plan->ring.backward)
+        put(t, ", %lld backward", (long long)i.bytes_sent_backward);
+    put(t, "\nflops      %.6g forward", i.flops_forward);
+    if (plan->ring.backward)
+        put(t, ", %.6g backward", i.flops_backward);
+    put(t, "\n");
+}
+
+static void put_schedule(struct text *t, const ra_plan *plan) {
+    const int P = plan->ring.schedule.P;
+    double all = 0;
+    for (int r = 0; r < P; r++)
+        all += ra__plan_pairs(plan, r);
+    put(t, "schedule   block at work in each step (. nothing of it is visible), and the rank's share of all pairs\n  step  ");
+    for (int s = 0; s < P; s++)
+        put(t, "%4d", s);
+    put(t, "   share\n");
+    for (int r = 0; r < P; r++) {
+        put(t, "  rank%3d", r);
+        for (int s = 0; s < P; s++)
+            if (ra_plan_computes(plan, r, s))
+                put(t, "%*d", s ? 4 : 3, (r - s + P) % P);
+            else
+                put(t, "%*s", s ? 4 : 3, ".");
+        put(t, "  %5.1f %%\n", all > 0 ? 100 * ra__plan_pairs(plan, r) / all : 0);
+    }
+}
+
+size_t ra_plan_print(const ra_plan *plan, char *buf, size_t n) {
+    struct text t = {buf, n, 0};
+    put_problem(&t, plan);
+    put_rank(&t, plan);
+    put_schedule(&t, plan);
+    return t.length;
+}

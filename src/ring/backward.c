@@ -1,0 +1,199 @@
+/* Backward walker. Keys and values travel as in the forward. Gradients of a visiting block: the sum made by the ranks before (`arriving`)
+ * comes in while this rank computes its own part (`part`); the two are added and leave during the next step (`leaving`). Gradients of this
+ * rank's own block start with its own part at step 0 (`home`) and end with the sum of all others, which comes straight from the block's
+ * last stop. */
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/memory.h"
+#include "block/tiles.h"
+#include "ring/ring.h"
+
+/* Workspace, byte offsets; dkv buffers exist only where other ranks do. */
+struct map {
+    int64_t positions, kv[2], home, returning, part, arriving, leaving, block;
+};
+
+static int64_t layout(const struct ra__ring *ring, struct map *m) {
+    struct ra__layout w = {0, false};
+    const bool alone = ring->schedule.P == 1;
+    const int64_t message = ra__kv_bytes(ring, ring->Tkv_max), gradients = ra__dkv_bytes(ring, ring->Tkv_max);
+    const int64_t own = ra__dkv_bytes(ring, ring->kv.T), block = ra__backward_bytes(&ring->attn, &ring->q.stretches, ring->Tkv_max);
+    if (message < 0 || gradients < 0 || own < 0 || block < 0)
+        return -1;
+    m->positions = ra__reserve(&w, ring->Tkv_max, sizeof(int64_t));
+    for (int i = 0; i < 2; i++)
+        m->kv[i] = ra__reserve(&w, alone ? 0 : message, 1);
+    m->home = ra__reserve(&w, own, 1);
+    m->returning = ra__reserve(&w, ring->schedule.home_from < 0 ? 0 : own, 1);
+    m->part = ra__reserve(&w, alone ? 0 : gradients, 1);
+    m->arriving = ra__reserve(&w, alone ? 0 : gradients, 1);
+    m->leaving = ra__reserve(&w, alone ? 0 : gradients, 1);
+    m->block = ra__reserve(&w, block, 1);
+    return w.overflow ? -1 : w.total;
+}
+
+int64_t ra__ring_backward_bytes(const struct ra__ring *ring) {
+    struct map m;
+    return layout(ring, &m);
+}
+
+/* One run. */
+struct walk {
+    const struct ra__ring *ring;
+    const ra_attention_args *args;
+    char *workspace;
+    struct map map;
+    struct ra__exchange x;
+    struct ra__transfer returning; /* posted before step 0 and advanced all the time, so that no rank waits for this one to be ready */
+    struct ra__backward block;
+    float *part, *arriving, *leaving;
+    int64_t leaving_bytes; /* of the sum made in the step before; leaving_to < 0: none */
+    int leaving_to, leaving_tag;
+};
+
+static void add(float *sum, const float *part, int64_t bytes) {
+    for (int64_t i = 0; i < bytes / (int64_t)sizeof *sum; i++)
+        sum[i] += part[i];
+}
+
+static void swap(float **a, float **b) {
+    float *t = *a;
+    *a = *b;
+    *b = t;
+}
+
+static struct walk begin(const struct ra__ring *ring, const ra_attention_args *args, char *workspace) {
+    struct walk k = {.ring = ring, .args = args, .workspace = workspace, .x = {.comm = ring->comm}, .leaving_to = -1};
+    layout(ring, &k.map);
+    k.part = (float *)(workspace + k.map.part);
+    k.arriving = (float *)(workspace + k.map.arriving);
+    k.leaving = (float *)(workspace + k.map.leaving);
+    k.block = (struct ra__backward){.a = &ring->attn,
+                                    .q_shard = ra__own_q(ring, args),
+                                    .q = args->q,
+                                    .out = args->out,
+                                    .dout = args->dout,
+                                    .dq = args->dq,
+                                    .lse = args->lse,
+                                    .dlse = args->dlse,
+                                    .workspace = workspace + k.map.block,
+                                    .Tk_max = ring->Tkv_max};
+    return k;
+}
+
+static int64_t tokens_of(const struct ra__ring *ring, int b) {
+    return ra__layout_shard(ring->layout, ring->Skv, ring->schedule.P, b).T;
+}
+
+static ra_status send_leaving(struct walk *k) {
+    if (k->leaving_to < 0)
+        return RA_OK;
+    int to = k->leaving_to;
+    k->leaving_to = -1;
+    return ra__exchange_send(&k->x, to, k->leaving_tag, k->leaving, k->leaving_bytes);
+}
+
+/* Posts everything that travels during step i. */
+static ra_status post(struct walk *k, int i) {
+    const struct ra__ring *ring = k->ring;
+    const struct ra__schedule *s = &ring->schedule;
+    const struct ra__step *step = &s->step[i];
+    const int next = (s->r + 1) % s->P, previous = (s->r - 1 + s->P) % s->P;
+    char *here = k->workspace + k->map.kv[i % 2], *coming = k->workspace + k->map.kv[(i + 1) % 2];
+    if (step->receives_kv)
+        RA__TRY(
+            ra__exchange_recv(&k->x, previous, RA__TAG_KV, coming, ra__kv_bytes(ring, tokens_of(ring, (step->block - 1 + s->P) % s->P))));
+    if (step->receives_dkv)
+        RA__TRY(ra__exchange_recv(&k->x, previous, RA__TAG_DKV, k->arriving, ra__dkv_bytes(ring, tokens_of(ring, step->block))));
+    if (step->sends_kv)
+        RA__TRY(ra__exchange_send(&k->x, next, RA__TAG_KV, here, ra__kv_bytes(ring, tokens_of(ring, step->block))));
+    return send_leaving(k);
+}
+
+/* This rank's part of the gradients of the block at hand. */
+static void compute(struct walk *k, int i) {
+    const struct ra__ring *ring = k->ring;
+    const struct ra__step *step = &ring->schedule.step[i];
+    int64_t *positions = (int64_t *)(k->workspace + k->map.positions), T = tokens_of(ring, step->block);
+    float *dk = i == 0 ? (float *)(k->workspace + k->map.home) : k->part, *dv = dk + ring->attn.B * ring->attn.G * T * ring->attn.D;
+    if (!step->computes) {
+        if (i == 0)
+            memset(dk, 0, (size_t)ra__dkv_bytes(ring, T));
+        return;
+    }
+    const struct ra__kv_block block =
+        i == 0 ? ra__own_kv(ring, k->args, positions) : ra__unpack_kv(ring, step->block, k->workspace + k->map.kv[i % 2], positions);
+    ra__backward_block(&k->block, &block, dk, dv, ra__exchange_poll(&k->x));
+}
+
+/* Adds the part to the sum that arrived, and makes the result ready to leave. */
+static void pass_on(struct walk *k, const struct ra__step *step) {
+    if (step->dkv_to < 0)
+        return;
+    k->leaving_bytes = ra__dkv_bytes(k->ring, tokens_of(k->ring, step->block));
+    k->leaving_to = step->dkv_to;
+    k->leaving_tag = step->dkv_to == step->block ? RA__TAG_HOME : RA__TAG_DKV;
+    if (step->receives_dkv && step->computes)
+        add(k->arriving, k->part, k->leaving_bytes);
+    swap(step->receives_dkv ? &k->arriving : &k->part, &k->leaving); /* what was in `leaving` has been sent */
+}
+
+static void store(const struct ra__ring *ring, const ra_tensor *to, const float *from, int64_t width) {
+    const struct ra__attn *a = &ring->attn;
+    const int64_t T = ring->kv.T;
+    for (int64_t b = 0; to->data && b < a->B; b++)
+        for (int64_t g = 0; g < a->G; g++)
+            ra__store_rows(a->k, to, b, 0, T, g, width, from + (b * a->G + g) * T * width, width);
+}
+
+/* The last sum leaves, this rank's own gradients come home and are written. */
+static ra_status finish(struct walk *k) {
+    const struct ra__ring *ring = k->ring;
+    const struct ra__attn *a = &ring->attn;
+    const int64_t own = ra__dkv_bytes(ring, ring->kv.T);
+    float *home = (float *)(k->workspace + k->map.home);
+    RA__TRY(send_leaving(k));
+    RA__TRY(ra__exchange_finish(&k->x, "dK,dV", ring->schedule.steps));
+    if (ring->schedule.home_from >= 0) {
+        double start = ra__now();
+        RA__TRY(ra__wait(&(struct ra__transfer *){&k->returning}, 1, "dK,dV coming home"));
+        k->x.seconds_exposed += ra__now() - start;
+        add(home, (const float *)(k->workspace + k->map.returning), own);
+    }
+    store(ring, &k->args->dk, home, a->D);
+    store(ring, &k->args->dv, home + a->B * a->G * ring->kv.T * a->D, a->Dv);
+    return RA_OK;
+}
+
+static ra_status walk(struct walk *k) {
+    const struct ra__ring *ring = k->ring;
+    const struct ra__schedule *s = &ring->schedule;
+    RA__TRY(ra__comm_check(ring->comm));
+    if (s->home_from >= 0) {
+        RA__TRY(ra__recv(ring->comm, &k->returning, s->home_from, RA__TAG_HOME, k->workspace + k->map.returning,
+                         (size_t)ra__dkv_bytes(ring, ring->kv.T)));
+        ring->comm->background = &k->returning;
+    }
+    if (s->step[0].sends_kv)
+        ra__pack_kv(ring, k->args, k->workspace + k->map.kv[0]);
+    ra__backward_begin(&k->block);
+    for (int i = 0; i < s->steps; i++) {
+        RA__TRY(post(k, i));
+        compute(k, i);
+        RA__TRY(ra__exchange_finish(&k->x, "K,V and dK,dV", i));
+        pass_on(k, &s->step[i]);
+    }
+    ra__backward_end(&k->block);
+    return finish(k);
+}
+
+ra_status ra__ring_backward(const struct ra__ring *ring, const ra_attention_args *args, char *workspace) {
+    const double start = ra__now();
+    struct walk k = begin(ring, args, workspace);
+    ra_status status = walk(&k);
+    ring->comm->background = NULL;
+    if (status == RA_OK && args->stats)
+        *args->stats = (ra_stats){ra__now() - start, k.x.seconds_transfer, k.x.seconds_exposed, k.x.bytes_sent, (double)k.block.pairs};
+    return status;
+}

@@ -1,0 +1,64 @@
+/* The walkers: follow a schedule, overlapping one exchange with one block of attention per step. */
+#ifndef RA_RING_RING_H
+#define RA_RING_RING_H
+
+#include "block/block.h"
+#include "link/link.h"
+#include "ring/layout.h"
+#include "ring/schedule.h"
+
+/* Everything about a plan that the walkers need; immutable, made by the plan room. */
+struct ra__ring {
+    ra_comm *comm;
+    struct ra__attn attn;
+    struct ra__schedule schedule;
+    ra_dtype dtype; /* of q, k, v */
+    ra_layout layout;
+    int64_t Sq, Skv, Tkv_max;        /* Tkv_max: the longest shard of keys of any rank */
+    struct ra__shard q, kv;          /* this rank's */
+    int64_t *q_last;                 /* [Tq] */
+    int32_t *q_segment, *kv_segment; /* [B,Tq], [B,Tkv], or NULL */
+    bool has_bias, backward;
+    int64_t workspace_bytes; /* of the larger pass */
+};
+
+/* Bytes of the message that carries the block of T tokens: k, v, segment ids; and of its gradients. -1: overflow. */
+int64_t ra__kv_bytes(const struct ra__ring *ring, int64_t T);
+int64_t ra__dkv_bytes(const struct ra__ring *ring, int64_t T);
+
+int64_t ra__ring_forward_bytes(const struct ra__ring *ring); /* workspace; -1: overflow */
+int64_t ra__ring_backward_bytes(const struct ra__ring *ring);
+
+ra_status ra__ring_forward(const struct ra__ring *ring, const ra_attention_args *args, char *workspace);
+ra_status ra__ring_backward(const struct ra__ring *ring, const ra_attention_args *args, char *workspace);
+
+/* ---- shared by the two walkers (exchange.c) ---- */
+
+/* The transfers of one step, and what they cost. */
+struct ra__exchange {
+    ra_comm *comm;
+    struct ra__transfer transfer[4];
+    int count;
+    ra_status failure; /* of a poll between tiles; reported when the step ends */
+    int64_t bytes_sent;
+    double seconds_transfer, seconds_exposed;
+};
+
+enum { RA__TAG_KV = 1, RA__TAG_DKV = 2, RA__TAG_HOME = 3 };
+
+ra_status ra__exchange_send(struct ra__exchange *x, int to, int tag, const void *data, int64_t bytes);
+ra_status ra__exchange_recv(struct ra__exchange *x, int from, int tag, void *data, int64_t bytes);
+struct ra__poll ra__exchange_poll(struct ra__exchange *x);
+/* Waits for the step's transfers and clears them. */
+ra_status ra__exchange_finish(struct ra__exchange *x, const char *operation, int step);
+
+/* Copies this rank's k, v, segment ids into a message buffer. */
+void ra__pack_kv(const struct ra__ring *ring, const ra_attention_args *args, char *buffer);
+/* The block of rank b as it lies in a message buffer; positions [Tkv_max] is filled. */
+struct ra__kv_block ra__unpack_kv(const struct ra__ring *ring, int b, char *buffer, int64_t *positions);
+/* This rank's own block, straight from the caller's tensors. */
+struct ra__kv_block ra__own_kv(const struct ra__ring *ring, const ra_attention_args *args, int64_t *positions);
+
+struct ra__q_shard ra__own_q(const struct ra__ring *ring, const ra_attention_args *args);
+
+#endif

@@ -61,11 +61,9 @@ static int describe_output(job *j) {
 /* All ranks must work on the same file with the same options; what the library does not compare itself is compared here. */
 static int compare_ranks(job *j) {
     const options *o = j->w->o;
-    uint64_t mine[6] = {j->in.header.digest,   (uint64_t)o->repeat,  (uint64_t)o->order,
-                        (uint64_t)o->backward, (uint64_t)o->verbose, (uint64_t)(o->json || !o->quiet)};
-    static const char *const differ[6] = {"its input has another header", "--repeat differs",  "--order differs",
-                                          "--backward differs",           "--verbose differs", "--json or --quiet differs"};
-    uint64_t(*all)[6] = calloc((size_t)j->w->size, sizeof *all);
+    uint64_t mine[4] = {j->in.header.digest, (uint64_t)o->repeat, (uint64_t)o->order, (uint64_t)o->backward};
+    static const char *const differ[4] = {"its input has another header", "--repeat differs", "--order differs", "--backward differs"};
+    uint64_t(*all)[4] = calloc((size_t)j->w->size, sizeof *all);
     if (!all)
         fail_memory(&j->w->failure, j->w->size * (int64_t)sizeof *all, "the list of ranks");
     if (worker_agree(j->w) || worker_gather(j->w, mine, all, sizeof mine, "comparing the ranks' options")) {
@@ -73,7 +71,7 @@ static int compare_ranks(job *j) {
         return -1;
     }
     for (int r = 0; r < j->w->size; r++)
-        for (int i = 0; i < 6; i++)
+        for (int i = 0; i < 4; i++)
             if (all[r][i] != all[0][i])
                 fail(&j->w->failure, EXIT_RANKS, "the ranks disagree: rank %d is unlike rank 0: %s", r, differ[i]);
     free(all);

@@ -63,8 +63,8 @@ static const subcommand *find(const char *name, failure *f) {
             return &subcommands[i];
     }
     if (*name == '-') {
-        static const char *const options[] = {"--help", "--version", NULL};
-        const char *near = nearest_name(name, options);
+        static const char *const flags[] = {"--help", "--version", NULL};
+        const char *near = nearest_name(name, flags);
         fail(f, EXIT_USAGE, "unknown option %s, did you mean %s? (options of a command come after it)", name, near ? near : "--help");
         return NULL;
     }

@@ -1,0 +1,447 @@
+/* ringattn verify: the library against the fp64 oracle.
+ *
+ * Every process holds the whole problem (these are small) and evaluates the oracle; the ranks run the ring on their shares and compare
+ * their own rows. What is bounded is max |difference| of a tensor on a rank, as a share of the largest value of the whole tensor. */
+#define _POSIX_C_SOURCE 200809L
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "commands.h"
+#include "crew.h"
+#include "input.h"
+#include "measure.h"
+#include "oracle.h"
+#include "rank_io.h"
+#include "report.h"
+#include "sample.h"
+
+static const slot compared[] = {OUT, LSE, DQ, DK, DV};
+enum { COMPARED = sizeof compared / sizeof compared[0] };
+
+/* max |difference| of one tensor on one rank; NaN where one of the two is not finite and the other is not the same. */
+typedef struct errors {
+    double of[COMPARED];
+} errors;
+
+typedef struct verification {
+    const options *o;
+    tensors whole;
+    int against_file;                  /* the references are those of the file, else the oracle's */
+    const double *reference[COMPARED]; /* (b, t, h, d) order; lse [B,H,Sq]; NULL: none */
+    double bound[COMPARED];
+    errors *rank; /* [P], filled by the ranks of this process */
+    json_t *list; /* with --json: what was found */
+    int checks, failures;
+} verification;
+
+static void copy_shape(const tensors *whole, tensors *mine, const worker *w) {
+    *mine = *whole;
+    mine->P = w->size;
+    mine->r = w->rank;
+    memset(mine->data, 0, sizeof mine->data);
+}
+
+static int allocate_share(const tensors *whole, tensors *mine, failure *f) {
+    for (slot s = 0; s < OUT; s++) {
+        if (!whole->data[s])
+            continue;
+        if (tensors_allocate(mine, s, whole->dtype[s], f))
+            return -1;
+        tensors_gather(whole, mine, s);
+    }
+    for (int i = 0; i < (mine->problem.backward ? COMPARED : 2); i++)
+        if (tensors_allocate(mine, compared[i], RA_F32, f))
+            return -1;
+    return 0;
+}
+
+static double difference(double got, double want) {
+    if (got == want || (isnan(got) && isnan(want)))
+        return 0;
+    return fabs(got - want);
+}
+
+/* A NaN must not lose against a number. */
+static double worse(double a, double b) {
+    return isnan(a) || a > b ? a : b;
+}
+
+static double compare_lse(const tensors *mine, const double *reference) {
+    const ra_problem *p = &mine->problem;
+    int64_t n = tensors_local_tokens(mine, LSE);
+    const float *lse = mine->data[LSE];
+    double most = 0;
+    for (int64_t outer = 0; outer < p->B * p->H; outer++)
+        for (int64_t t = 0; t < n; t++) {
+            int64_t position = ra_shard_position(p->layout, p->Sq, mine->P, mine->r, t);
+            most = worse(difference(lse[outer * n + t], reference[outer * p->Sq + position]), most);
+        }
+    return most;
+}
+
+static double compare(const tensors *mine, slot s, const double *reference) {
+    if (s == LSE)
+        return compare_lse(mine, reference);
+    const ra_problem *p = &mine->problem;
+    int64_t shape[4], n = tensors_local_tokens(mine, s);
+    tensors_shape(mine, s, shape);
+    int token = mine->order == ORDER_BSHD ? 1 : 2;
+    int64_t S = shape[token], heads = shape[3 - token], width = shape[3];
+    ra_tensor view = tensors_view(mine, s);
+    double most = 0;
+    for (int64_t b = 0; b < p->B; b++)
+        for (int64_t t = 0; t < n; t++) {
+            int64_t position = ra_shard_position(p->layout, S, mine->P, mine->r, t);
+            const double *want = reference + (b * S + position) * heads * width;
+            for (int64_t h = 0; h < heads; h++)
+                for (int64_t d = 0; d < width; d++)
+                    most = worse(difference(oracle_load(&view, b, t, h, d), want[h * width + d]), most);
+        }
+    return most;
+}
+
+static void verify_body(worker *w, void *user) {
+    verification *v = user;
+    tensors mine;
+    run r = {0};
+    errors e;
+    copy_shape(&v->whole, &mine, w);
+    allocate_share(&v->whole, &mine, &w->failure);
+    if (worker_agree(w) == 0 && run_open(&r, w, &mine) == 0 && run_passes(&r, 1, 0, 0) == 0) {
+        for (int i = 0; i < COMPARED; i++)
+            e.of[i] = v->reference[i] ? compare(&mine, compared[i], v->reference[i]) : 0;
+        /* Threads write what is theirs; processes need everybody's. */
+        if (w->size > 1 && strcmp(ra_comm_kind(w->comm), "local") != 0)
+            worker_gather(w, &e, v->rank, sizeof e, "gathering the errors");
+        else
+            v->rank[w->rank] = e;
+        worker_agree(w);
+    }
+    run_close(&r);
+    tensors_free(&mine);
+}
+
+static double largest(const double *x, int64_t n) {
+    double most = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (isfinite(x[i]) && fabs(x[i]) > most)
+            most = fabs(x[i]);
+    return most;
+}
+
+static int64_t element_count(const tensors *t, slot s) {
+    int64_t shape[4], n = 1;
+    int axes = tensors_shape(t, s, shape);
+    for (int i = 0; i < axes; i++)
+        n *= shape[i];
+    return n;
+}
+
+static double largest_of(const tensors *t, slot s) {
+    int64_t shape[4];
+    double most = 0;
+    if (!t->data[s])
+        return 0;
+    tensors_shape(t, s, shape);
+    ra_tensor dense = ra_tensor_bshd(t->data[s], t->dtype[s], 1, 1, element_count(t, s));
+    for (int64_t i = 0; i < element_count(t, s); i++) {
+        double x = fabs(oracle_load(&dense, 0, 0, 0, i));
+        most = isfinite(x) && x > most ? x : most;
+    }
+    return most;
+}
+
+/* The size of the terms that a gradient is a sum of. It matters where they cancel: with a single key dq is 0 but for rounding. */
+static double size_of_terms(const verification *v, slot s) {
+    const ra_problem *p = &v->whole.problem;
+    double scale = isnan(p->scale) ? 1 / sqrt((double)p->D) : fabs(p->scale);
+    double ds = largest_of(&v->whole, DOUT) * largest_of(&v->whole, V) * sqrt((double)p->Dv) + largest_of(&v->whole, DLSE);
+    if (s == DQ)
+        return scale * ds * largest_of(&v->whole, K);
+    return s == DK ? scale * ds * largest_of(&v->whole, Q) : 0;
+}
+
+static void set_bounds(verification *v) {
+    static const double by_type[] = {1e-5, 8e-3, 1e-3};
+    double tolerance = v->against_file ? 1e-5 : by_type[v->whole.problem.dtype];
+    if (!isnan(v->o->tolerance))
+        tolerance = v->o->tolerance;
+    for (int i = 0; i < COMPARED; i++) {
+        if (!v->reference[i])
+            continue;
+        double size = largest(v->reference[i], element_count(&v->whole, compared[i]));
+        double terms = 3e-3 * size_of_terms(v, compared[i]);
+        v->bound[i] = tolerance * (size > terms ? size : terms);
+        if (compared[i] == LSE) /* a logarithm: its error does not shrink with it */
+            v->bound[i] = tolerance * (size > 1 ? size : 1);
+    }
+}
+
+static json_t *result_object(const verification *v, int rank, int i, int failed) {
+    return json_pack("{s:i, s:s, s:s, s:o, s:o, s:b}", "rank", rank, "tensor", slot_name(compared[i]), "against",
+                     v->against_file ? "file" : "oracle", "error", json_number(v->rank[rank].of[i]), "bound", json_number(v->bound[i]),
+                     "ok", !failed);
+}
+
+/* Prints the errors of all ranks; brief: only those above their bound. Returns how many are. */
+static int print_errors(verification *v, int ranks, int brief) {
+    int failures = 0;
+    if (!brief)
+        printf("%-6s %-6s %12s %12s  against %s\n", "rank", "tensor", "max error", "bound", v->against_file ? "the file" : "fp64");
+    for (int r = 0; r < ranks; r++)
+        for (int i = 0; i < COMPARED; i++) {
+            if (!v->reference[i])
+                continue;
+            double error = v->rank[r].of[i];
+            int failed = !(error <= v->bound[i]);
+            failures += failed;
+            v->checks++;
+            if (v->list && (!brief || failed))
+                json_array_append_new(v->list, result_object(v, r, i, failed));
+            if (!v->list && (!brief || failed))
+                printf("%-6d %-6s %12.3g %12.3g%s\n", r, slot_name(compared[i]), error, v->bound[i], failed ? "  ABOVE" : "");
+        }
+    v->failures += failures;
+    return failures;
+}
+
+static void set_references(verification *v, const oracle_result *x) {
+    const double *reference[COMPARED] = {x->out, x->lse, x->dq, x->dk, x->dv};
+    memcpy(v->reference, reference, sizeof reference);
+    set_bounds(v);
+}
+
+static int run_oracle(verification *v, oracle_result *result, failure *f) {
+    tensors_plan_mask(&v->whole);
+    ra_attention_args args = tensors_args(&v->whole);
+    oracle_inputs in = {args.q, args.k, args.v, args.bias, args.dout, args.dlse};
+    if (oracle_attention(&v->whole.problem, &in, result) != RA_OK)
+        return fail_memory(f, 0, "the fp64 reference");
+    return 0;
+}
+
+/* Runs the ring and compares; the command that reproduces a failure is printed. */
+static int run_and_compare(verification *v, crew *c, int brief) {
+    int ranks = crew_ranks(c);
+    failure f = {0};
+    v->rank = calloc((size_t)ranks, sizeof *v->rank);
+    if (!v->rank) {
+        fail_memory(&f, ranks * (int64_t)sizeof *v->rank, "the errors");
+        return command_failed(&f);
+    }
+    int status = crew_run(c, verify_body, v);
+    if (status == 0 && crew_speaks(c) && print_errors(v, ranks, brief || v->o->quiet)) {
+        fprintf(stderr, "ringattn: verify: above the bound; to reproduce: %s", c->size > 1 ? "mpirun -n " : "");
+        if (c->size > 1)
+            fprintf(stderr, "%d ", c->size);
+        options_print(stderr, v->o, "verify");
+        fprintf(stderr, "\n");
+    }
+    free(v->rank);
+    v->rank = NULL;
+    return status;
+}
+
+static int verify_random(verification *v, crew *c, int brief) {
+    failure f = {0};
+    oracle_result expected = {0};
+    int status;
+    if (sample_problem(v->o, 1, &v->whole, &f) || run_oracle(v, &expected, &f)) {
+        status = command_failed(&f);
+    } else {
+        set_references(v, &expected);
+        status = run_and_compare(v, c, brief);
+    }
+    oracle_result_free(&expected);
+    tensors_free(&v->whole);
+    return status;
+}
+
+/* The file's own out, lse, dq, dk, dv as references, widened and in (b, t, h, d) order. */
+static int read_references(verification *v, const input *in, double *reference[COMPARED], failure *f) {
+    for (int i = 0; i < COMPARED; i++) {
+        slot s = compared[i];
+        const st_tensor *x = in->tensor[s];
+        int64_t shape[4];
+        int axes = tensors_shape(&v->whole, s, shape);
+        if (!x || (i >= 2 && !v->whole.problem.backward))
+            continue;
+        if (strcmp(x->dtype, "F32") != 0 || x->axes != axes || memcmp(x->shape, shape, (size_t)axes * sizeof shape[0]) != 0) {
+            fprintf(stderr, "ringattn: note: %s: tensor %s is not F32 of the result's shape and is not compared\n", in->path, x->name);
+            continue;
+        }
+        if (tensors_allocate(&v->whole, s, RA_F32, f) || rank_read(&v->whole, s, in->fd, x, in->path, f))
+            return -1;
+        int64_t n = element_count(&v->whole, s), token = v->whole.order == ORDER_BSHD ? 1 : 2;
+        double *to = reference[i] = malloc((size_t)(n + 1) * sizeof *to);
+        if (!to)
+            return fail_memory(f, n * 8, "a reference");
+        ra_tensor view = s == LSE ? ra_tensor_bshd(v->whole.data[s], RA_F32, 1, 1, n) : tensors_view(&v->whole, s);
+        int64_t B = s == LSE ? 1 : shape[0], T = s == LSE ? 1 : shape[token], H = s == LSE ? 1 : shape[3 - token],
+                D = s == LSE ? n : shape[3];
+        for (int64_t b = 0; b < B; b++)
+            for (int64_t t = 0; t < T; t++)
+                for (int64_t h = 0; h < H; h++)
+                    for (int64_t d = 0; d < D; d++)
+                        *to++ = oracle_load(&view, b, t, h, d);
+    }
+    return 0;
+}
+
+static int read_inputs(verification *v, input *in, failure *f) {
+    options o = *v->o;
+    if (input_open(in, o.operands[0], f))
+        return -1;
+    o.backward = in->tensor[DOUT] || in->tensor[DLSE];
+    v->whole.P = 1;
+    if (input_problem(in, &o, &v->whole, f))
+        return -1;
+    for (slot s = 0; s < OUT; s++)
+        if (in->tensor[s] &&
+            (tensors_allocate(&v->whole, s, in->dtype[s], f) || rank_read(&v->whole, s, in->fd, in->tensor[s], in->path, f)))
+            return -1;
+    return 0;
+}
+
+static int verify_file(verification *v, crew *c) {
+    failure f = {0};
+    input in = {.fd = -1};
+    oracle_result expected = {0};
+    double *reference[COMPARED] = {0};
+    int status, any = 0;
+    if (read_inputs(v, &in, &f) || read_references(v, &in, reference, &f) || run_oracle(v, &expected, &f)) {
+        status = crew_speaks(c) ? command_failed(&f) : f.status;
+    } else {
+        set_references(v, &expected);
+        status = run_and_compare(v, c, 0);
+        for (int i = 0; i < COMPARED; i++)
+            any |= reference[i] != NULL;
+        if (status == 0 && any) {
+            v->against_file = 1;
+            memcpy(v->reference, reference, sizeof reference);
+            set_bounds(v);
+            status = run_and_compare(v, c, 0);
+        }
+    }
+    for (int i = 0; i < COMPARED; i++)
+        free(reference[i]);
+    oracle_result_free(&expected);
+    tensors_free(&v->whole);
+    input_close(&in);
+    return status;
+}
+
+/* The built-in matrix: each problem in all layouts on several ring sizes. */
+static const struct {
+    int64_t B, Sq, Skv, H, G, D, Dv;
+    int causal;
+    int64_t causal_block;
+    int align, dtype, order, bias;
+    int64_t segments;
+} matrix[] = {
+    {1, 1, 1, 1, 1, 1, 1, 0, 0, 0, RA_F32, ORDER_BSHD, BIAS_NONE, 0},
+    {1, 3, 3, 2, 1, 5, 3, 1, 0, 0, RA_F32, ORDER_BSHD, BIAS_NONE, 0},
+    {2, 64, 64, 4, 4, 64, 64, 0, 0, 0, RA_F32, ORDER_BSHD, BIAS_NONE, 0},
+    {2, 127, 127, 4, 2, 64, 64, 1, 0, 0, RA_F32, ORDER_BSHD, BIAS_NONE, 0},
+    {1, 200, 200, 6, 2, 128, 128, 1, 0, 0, RA_F32, ORDER_BHSD, BIAS_NONE, 0},
+    {1, 96, 96, 8, 1, 24, 16, 1, 0, 0, RA_F32, ORDER_BHSD, BIAS_NONE, 0},
+    {1, 130, 130, 2, 2, 40, 40, 0, 16, 0, RA_F32, ORDER_BSHD, BIAS_NONE, 0},
+    {1, 50, 90, 2, 1, 32, 32, 1, 0, RA_ALIGN_TOP_LEFT, RA_F32, ORDER_BSHD, BIAS_NONE, 0},
+    {1, 50, 90, 2, 1, 32, 32, 1, 0, RA_ALIGN_BOTTOM_RIGHT, RA_F32, ORDER_BSHD, BIAS_NONE, 0},
+    {1, 90, 50, 2, 1, 32, 32, 1, 0, RA_ALIGN_BOTTOM_RIGHT, RA_F32, ORDER_BSHD, BIAS_NONE, 0},
+    {1, 90, 50, 2, 1, 32, 32, 0, 8, RA_ALIGN_BOTTOM_RIGHT, RA_F32, ORDER_BHSD, BIAS_NONE, 0},
+    {2, 120, 120, 3, 3, 48, 48, 0, 0, 0, RA_F32, ORDER_BSHD, BIAS_NONE, 5},
+    {2, 120, 120, 3, 1, 48, 80, 1, 0, 0, RA_F32, ORDER_BSHD, BIAS_NONE, 7},
+    {2, 77, 77, 2, 2, 64, 64, 0, 0, 0, RA_F32, ORDER_BSHD, BIAS_KEY, 0},
+    {2, 77, 77, 4, 2, 64, 64, 1, 0, 0, RA_F32, ORDER_BSHD, BIAS_FULL, 0},
+    {1, 60, 60, 2, 2, 16, 16, 1, 0, 0, RA_F32, ORDER_BHSD, BIAS_FULL, 3},
+    {1, 7, 0, 1, 1, 8, 8, 0, 0, 0, RA_F32, ORDER_BSHD, BIAS_NONE, 0},
+    {1, 33, 33, 2, 1, 256, 256, 1, 0, 0, RA_F32, ORDER_BSHD, BIAS_NONE, 0},
+    {1, 256, 256, 4, 2, 64, 64, 1, 0, 0, RA_BF16, ORDER_BSHD, BIAS_NONE, 0},
+    {1, 256, 256, 4, 2, 64, 64, 1, 0, 0, RA_F16, ORDER_BHSD, BIAS_NONE, 0},
+    {1, 99, 99, 2, 2, 80, 80, 0, 0, 0, RA_BF16, ORDER_BHSD, BIAS_KEY, 4},
+};
+
+static void options_of_entry(options *o, size_t i) {
+    o->B = matrix[i].B;
+    o->Sq = matrix[i].Sq;
+    o->Skv = matrix[i].Skv;
+    o->H = matrix[i].H;
+    o->G = matrix[i].G;
+    o->D = matrix[i].D;
+    o->Dv = matrix[i].Dv;
+    o->causal = matrix[i].causal;
+    o->causal_block = matrix[i].causal_block;
+    o->align = matrix[i].align;
+    o->dtype = matrix[i].dtype;
+    o->order = matrix[i].order;
+    o->bias = matrix[i].bias;
+    o->segments = matrix[i].segments;
+}
+
+static int verify_matrix(verification *v, crew *c) {
+    static const int rings[] = {1, 2, 3, 5};
+    options o = *v->o;
+    v->o = c->o = &o;
+    int status = 0, problems = 0;
+    int several = c->size == 1 && !o.ring;
+    for (size_t i = 0; i < sizeof matrix / sizeof matrix[0] && !status; i++) {
+        options_of_entry(&o, i);
+        for (int layout = 0; layout < 3; layout++)
+            for (size_t k = 0; k < (several ? sizeof rings / sizeof rings[0] : 1) && !status; k++, problems++) {
+                o.layout = layout;
+                if (several)
+                    o.ring = rings[k];
+                status = verify_random(v, c, !o.verbose);
+            }
+    }
+    if (crew_speaks(c) && !v->list && !o.quiet)
+        printf("%d problems, %d tensors compared with fp64, %d above their bound\n", problems, v->checks, v->failures);
+    return status;
+}
+
+static int check_options(const options *o, failure *f) {
+    if (o->operand_count > 1)
+        return fail(f, EXIT_USAGE, "verify takes one file, the second is %s", o->operands[1]);
+    int sized = o->B >= 0 || o->S >= 0 || o->Sq >= 0 || o->Skv >= 0 || o->H >= 0 || o->G >= 0 || o->D >= 0 || o->Dv >= 0;
+    int made = sized || o->dtype || o->segments || o->bias;
+    if (o->operand_count && made)
+        return fail(f, EXIT_USAGE, "sizes, --dtype, --segments and --bias are the file's own when a file is given");
+    if (!o->operand_count && !sized && (made || o->causal || o->causal_block || o->layout || o->order))
+        return fail(f, EXIT_USAGE, "give the sizes of the problem too, at least --S and --D; without any option a built-in matrix is run");
+    if (o->S >= 0 && (o->Sq >= 0 || o->Skv >= 0))
+        return fail(f, EXIT_USAGE, "--S is for --Sq and --Skv both; give it or them");
+    if (sized && o->S < 0 && o->Sq < 0 && o->Skv < 0)
+        return fail(f, EXIT_USAGE, "the length is missing: --S, or --Sq and --Skv");
+    return 0;
+}
+
+int command_verify(const options *o) {
+    failure f = {0};
+    crew c = {0};
+    verification v = {.o = o};
+    int status;
+    if (check_options(o, &f) || crew_open(&c, o, &f)) {
+        status = crew_speaks(&c) ? command_failed(&f) : f.status;
+        crew_close(&c);
+        return status;
+    }
+    v.list = o->json ? json_array() : NULL;
+    if (o->operand_count)
+        status = verify_file(&v, &c);
+    else if (o->S < 0 && o->Sq < 0 && o->Skv < 0)
+        status = verify_matrix(&v, &c);
+    else
+        status = verify_random(&v, &c, 0);
+    if (status == 0 && v.list && crew_speaks(&c)) {
+        json_t *object = json_pack("{s:i, s:i, s:O, s:s}", "checks", v.checks, "failures", v.failures, "results", v.list, "isa", ra_isa());
+        if (report_json(object, &f))
+            status = command_failed(&f);
+    }
+    json_decref(v.list);
+    crew_close(&c);
+    return status ? status : v.failures ? EXIT_CHECK_FAILED : 0;
+}

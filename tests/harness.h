@@ -1,0 +1,308 @@
+/* A ring on local threads, set against the oracle: whole tensors in, sharded over P ranks, gathered again. Used by the tests of ring,
+ * API and MPI. */
+#ifndef RA_TESTS_HARNESS_H
+#define RA_TESTS_HARNESS_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "../src/cli/oracle.h"
+#include "base/half.h"
+#include "check.h"
+
+/* One problem, its whole tensors and its results. */
+struct whole {
+    ra_problem p;         /* mask ids point to the whole sequences' ids below */
+    int P;
+    bool bhsd;            /* order of the ranks' tensors */
+    bool half_out;        /* out in p.dtype, else fp32 */
+    int64_t bias_b, bias_h, bias_q; /* stored lengths; 0: no bias */
+    ra_local_options link;
+    double timeout_s;
+
+    void *q, *k, *v, *dout; /* p.dtype, order b, t, h, d */
+    float *dlse, *bias;
+    int32_t *q_ids, *kv_ids;
+    float *out, *lse, *dq, *dk, *dv; /* gathered */
+    ra_stats forward, backward;      /* of the rank that sent most */
+    ra_plan_info info;               /* of the rank with the largest workspace */
+};
+
+static uint64_t random_state = 88172645463325252u;
+__attribute__((unused)) static double uniform(void) { /* [0, 1) */
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return (double)(random_state >> 11) * 0x1p-53;
+}
+__attribute__((unused)) static double normal(void) {
+    return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform());
+}
+
+static void put_value(void *x, ra_dtype t, int64_t i, double value) {
+    if (t == RA_F32)
+        ((float *)x)[i] = (float)value;
+    else
+        ((uint16_t *)x)[i] = t == RA_BF16 ? ra__to_bf16((float)value) : ra__to_f16((float)value);
+}
+
+__attribute__((unused)) static double get_value(const void *x, ra_dtype t, int64_t i) {
+    if (t == RA_F32)
+        return ((const float *)x)[i];
+    return t == RA_BF16 ? ra__from_bf16(((const uint16_t *)x)[i]) : ra__from_f16(((const uint16_t *)x)[i]);
+}
+
+static void *filled(int64_t n, ra_dtype t, double scale) {
+    void *x = malloc((size_t)(n ? n : 1) * ra_dtype_size(t));
+    for (int64_t i = 0; i < n; i++)
+        put_value(x, t, i, scale * normal());
+    return x;
+}
+
+static float *poisoned(int64_t n) { /* whoever reads what was never written will notice */
+    float *x = malloc((size_t)(n ? n : 1) * sizeof *x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = NAN;
+    return x;
+}
+
+static int64_t q_numel(const ra_problem *p, int64_t width) {
+    return p->B * p->Sq * p->H * width;
+}
+static int64_t kv_numel(const ra_problem *p, int64_t width) {
+    return p->B * p->Skv * p->G * width;
+}
+
+/* Fills in tensors for w->p (and bias lengths, when set); random values, documents of about `document` tokens when > 0. */
+__attribute__((unused)) static void whole_make(struct whole *w, int document) {
+    ra_problem *p = &w->p;
+    p->backward = 1;
+    w->q = filled(q_numel(p, p->D), p->dtype, 1);
+    w->k = filled(kv_numel(p, p->D), p->dtype, 1);
+    w->v = filled(kv_numel(p, p->Dv), p->dtype, 1);
+    w->dout = filled(q_numel(p, p->Dv), p->dtype, 1);
+    w->dlse = filled(q_numel(p, 1), RA_F32, 0.5);
+    if (w->bias_b) {
+        p->has_bias = 1;
+        w->bias = filled(w->bias_b * w->bias_h * w->bias_q * p->Skv, RA_F32, 1);
+        for (int64_t i = 0; i < w->bias_b * w->bias_h * w->bias_q * p->Skv; i++)
+            if (uniform() < 0.2)
+                w->bias[i] = -INFINITY;
+    }
+    if (document > 0) {
+        w->q_ids = malloc((size_t)(p->B * p->Sq + 1) * sizeof *w->q_ids);
+        w->kv_ids = malloc((size_t)(p->B * p->Skv + 1) * sizeof *w->kv_ids);
+        for (int64_t b = 0; b < p->B; b++)
+            for (int64_t t = 0; t < p->Sq || t < p->Skv; t++) {
+                int32_t id = (int32_t)((t + 3 * b) / document);
+                if (t < p->Sq)
+                    w->q_ids[b * p->Sq + t] = id;
+                if (t < p->Skv)
+                    w->kv_ids[b * p->Skv + t] = id;
+            }
+        p->mask.q_segment_ids = w->q_ids;
+        p->mask.kv_segment_ids = w->kv_ids;
+    }
+    w->out = poisoned(q_numel(p, p->Dv));
+    w->lse = poisoned(q_numel(p, 1));
+    w->dq = poisoned(q_numel(p, p->D));
+    w->dk = poisoned(kv_numel(p, p->D));
+    w->dv = poisoned(kv_numel(p, p->Dv));
+}
+
+__attribute__((unused)) static void whole_free(struct whole *w) {
+    void *all[] = {w->q, w->k, w->v, w->dout, w->dlse, w->bias, w->q_ids, w->kv_ids, w->out, w->lse, w->dq, w->dk, w->dv};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+/* One rank's part of a whole tensor [B,S,heads,width], copied out or back. */
+struct part {
+    void *data;
+    ra_tensor tensor;
+    int64_t T;
+};
+
+static void part_copy(const struct whole *w, int r, int64_t S, int64_t heads, int64_t width, void *whole, const ra_tensor *x, bool out) {
+    const int64_t T = ra_shard_size(w->p.layout, S, w->P, r), bytes = (int64_t)ra_dtype_size(x->dtype);
+    for (int64_t b = 0; b < w->p.B; b++)
+        for (int64_t t = 0; t < T; t++)
+            for (int64_t h = 0; h < heads; h++) {
+                int64_t s = ra_shard_position(w->p.layout, S, w->P, r, t);
+                char *there = (char *)whole + ((b * S + s) * heads + h) * width * bytes;
+                char *here = (char *)x->data + (b * x->stride[0] + t * x->stride[1] + h * x->stride[2]) * bytes;
+                memcpy(out ? there : here, out ? here : there, (size_t)(width * bytes));
+            }
+}
+
+static struct part part_new(const struct whole *w, int r, int64_t S, int64_t heads, int64_t width, ra_dtype t, void *whole) {
+    struct part p = {.T = ra_shard_size(w->p.layout, S, w->P, r)};
+    const size_t bytes = (size_t)(w->p.B * p.T * heads * width) * ra_dtype_size(t);
+    p.data = malloc(bytes + 1);
+    memset(p.data, 0xff, bytes + 1); /* NaN in every type */
+    p.tensor = w->bhsd ? ra_tensor_bhsd(p.data, t, p.T, heads, width) : ra_tensor_bshd(p.data, t, p.T, heads, width);
+    if (whole)
+        part_copy(w, r, S, heads, width, whole, &p.tensor, false);
+    return p;
+}
+
+static float *rows_of(const struct whole *w, int r, const float *whole) { /* [B,H,Sq] -> [B,H,T] */
+    const int64_t T = ra_shard_size(w->p.layout, w->p.Sq, w->P, r), heads = w->p.B * w->p.H;
+    float *x = malloc((size_t)(heads * T + 1) * sizeof *x);
+    for (int64_t h = 0; whole && h < heads; h++)
+        for (int64_t t = 0; t < T; t++)
+            x[h * T + t] = whole[h * w->p.Sq + ra_shard_position(w->p.layout, w->p.Sq, w->P, r, t)];
+    return x;
+}
+
+static int32_t *ids_of(const struct whole *w, int r, int64_t S, const int32_t *whole) {
+    const int64_t T = ra_shard_size(w->p.layout, S, w->P, r);
+    int32_t *x = malloc((size_t)(w->p.B * T + 1) * sizeof *x);
+    for (int64_t b = 0; b < w->p.B; b++)
+        for (int64_t t = 0; t < T; t++)
+            x[b * T + t] = whole[b * S + ra_shard_position(w->p.layout, S, w->P, r, t)];
+    return x;
+}
+
+static uint64_t checksum(const void *data, size_t bytes) {
+    uint64_t h = 1469598103934665603u;
+    for (size_t i = 0; i < bytes; i++)
+        h = (h ^ ((const unsigned char *)data)[i]) * 1099511628211u;
+    return h;
+}
+
+/* The rank's share of a run; usable over any comm. Results are written into w's whole arrays. */
+__attribute__((unused)) static ra_status whole_rank(ra_comm *comm, int r, void *user) {
+    struct whole *w = user;
+    ra_problem p = w->p;
+    const ra_dtype out_type = w->half_out ? p.dtype : RA_F32;
+    struct part q = part_new(w, r, p.Sq, p.H, p.D, p.dtype, w->q), k = part_new(w, r, p.Skv, p.G, p.D, p.dtype, w->k),
+                v = part_new(w, r, p.Skv, p.G, p.Dv, p.dtype, w->v), dout = part_new(w, r, p.Sq, p.H, p.Dv, p.dtype, w->dout),
+                out = part_new(w, r, p.Sq, p.H, p.Dv, out_type, NULL), dq = part_new(w, r, p.Sq, p.H, p.D, RA_F32, NULL),
+                dk = part_new(w, r, p.Skv, p.G, p.D, RA_F32, NULL), dv = part_new(w, r, p.Skv, p.G, p.Dv, RA_F32, NULL);
+    float *lse = rows_of(w, r, NULL), *dlse = rows_of(w, r, w->dlse), *bias = NULL;
+    int32_t *q_ids = w->q_ids ? ids_of(w, r, p.Sq, w->q_ids) : NULL, *kv_ids = w->kv_ids ? ids_of(w, r, p.Skv, w->kv_ids) : NULL;
+    p.mask.q_segment_ids = q_ids;
+    p.mask.kv_segment_ids = kv_ids;
+    ra_attention_args a = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse, .dout = dout.tensor, .dlse = dlse,
+                           .dq = dq.tensor, .dk = dk.tensor, .dv = dv.tensor};
+    if (w->bias) { /* this rank's query rows */
+        const int64_t nt = w->bias_q == 1 ? 1 : q.T, outer = w->bias_b * w->bias_h;
+        bias = malloc((size_t)(outer * nt * p.Skv + 1) * sizeof *bias);
+        for (int64_t o = 0; o < outer; o++)
+            for (int64_t t = 0; t < nt; t++) {
+                int64_t s = w->bias_q == 1 ? 0 : ra_shard_position(p.layout, p.Sq, w->P, r, t);
+                memcpy(bias + (o * nt + t) * p.Skv, w->bias + (o * w->bias_q + s) * p.Skv, (size_t)p.Skv * sizeof *bias);
+            }
+        a.bias = ra_tensor_bias(bias, RA_F32, w->bias_b, w->bias_h, nt, p.Skv);
+        if (w->bias_q > 1 && nt == 1) /* a rank with one query, not a broadcast: any stride will do */
+            a.bias.stride[1] = 0;
+    }
+    const size_t q_bytes = (size_t)(p.B * q.T * p.H * p.D) * ra_dtype_size(p.dtype), k_bytes = (size_t)(p.B * k.T * p.G * p.D) * ra_dtype_size(p.dtype);
+    const uint64_t before = checksum(q.data, q_bytes) ^ checksum(k.data, k_bytes) ^ checksum(dlse, (size_t)(p.B * p.H * q.T) * 4);
+    ra_plan *plan = NULL;
+    ra_stats forward = {0}, backward = {0};
+    ra_status s = ra_plan_create(comm, &p, &plan);
+    if (s == RA_OK) {
+        ra_plan_info info;
+        ra_plan_query(plan, &info);
+        a.stats = &forward;
+        s = ra_attention_forward(plan, &a, NULL);
+        a.stats = &backward;
+        if (s == RA_OK && w->p.backward)
+            s = ra_attention_backward(plan, &a, NULL);
+        CHECK(before == (checksum(q.data, q_bytes) ^ checksum(k.data, k_bytes) ^ checksum(dlse, (size_t)(p.B * p.H * q.T) * 4)));
+        if (s == RA_OK && r == 0) {
+            w->forward = forward;
+            w->backward = backward;
+            w->info = info;
+        }
+    }
+    ra_plan_destroy(plan);
+    if (s == RA_OK) {
+        if (w->half_out) { /* to fp32 on the way */
+            struct part wide = part_new(w, r, p.Sq, p.H, p.Dv, RA_F32, NULL);
+            for (int64_t i = 0; i < p.B * q.T * p.H * p.Dv; i++)
+                ((float *)wide.data)[i] = (float)get_value(out.data, p.dtype, i);
+            part_copy(w, r, p.Sq, p.H, p.Dv, w->out, &wide.tensor, true);
+            free(wide.data);
+        } else {
+            part_copy(w, r, p.Sq, p.H, p.Dv, w->out, &out.tensor, true);
+        }
+        part_copy(w, r, p.Sq, p.H, p.D, w->dq, &dq.tensor, true);
+        part_copy(w, r, p.Skv, p.G, p.D, w->dk, &dk.tensor, true);
+        part_copy(w, r, p.Skv, p.G, p.Dv, w->dv, &dv.tensor, true);
+        for (int64_t h = 0; h < p.B * p.H; h++)
+            for (int64_t t = 0; t < q.T; t++)
+                w->lse[h * p.Sq + ra_shard_position(p.layout, p.Sq, w->P, r, t)] = lse[h * q.T + t];
+    }
+    void *all[] = {q.data, k.data, v.data, dout.data, out.data, dq.data, dk.data, dv.data, lse, dlse, bias, q_ids, kv_ids};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+    return s;
+}
+
+__attribute__((unused)) static ra_status whole_run(struct whole *w) {
+    ra_comm_options options = {.timeout_s = w->timeout_s > 0 ? w->timeout_s : 30};
+    return ra_local_run(w->P, &options, &w->link, whole_rank, w);
+}
+
+/* The oracle on the same tensors. */
+__attribute__((unused)) static oracle_result whole_oracle(const struct whole *w) {
+    const ra_problem *p = &w->p;
+    oracle_inputs in = {.q = ra_tensor_bshd(w->q, p->dtype, p->Sq, p->H, p->D),
+                        .k = ra_tensor_bshd(w->k, p->dtype, p->Skv, p->G, p->D),
+                        .v = ra_tensor_bshd(w->v, p->dtype, p->Skv, p->G, p->Dv),
+                        .dout = ra_tensor_bshd(w->dout, p->dtype, p->Sq, p->H, p->Dv),
+                        .dlse = w->dlse};
+    if (w->bias)
+        in.bias = ra_tensor_bias(w->bias, RA_F32, w->bias_b, w->bias_h, w->bias_q, p->Skv);
+    oracle_result o = {0};
+    CHECK_OK(oracle_attention(p, &in, &o));
+    return o;
+}
+
+/* Largest |x - reference| over largest |reference| (at least `floor`); infinite for a NaN or a wrong infinity. */
+__attribute__((unused)) static double relative_error(const float *x, const double *reference, int64_t n, double floor) {
+    double error = 0, largest = floor;
+    for (int64_t i = 0; i < n; i++) {
+        if (isinf(reference[i])) {
+            if (x[i] != reference[i])
+                return INFINITY;
+            continue;
+        }
+        double e = fabs((double)x[i] - reference[i]);
+        if (!(e <= 1e30))
+            return INFINITY;
+        error = e > error ? e : error;
+        largest = fabs(reference[i]) > largest ? fabs(reference[i]) : largest;
+    }
+    return error / largest;
+}
+
+struct errors {
+    double out, lse, dq, dk, dv;
+};
+
+__attribute__((unused)) static struct errors whole_errors(const struct whole *w, const oracle_result *o) {
+    const ra_problem *p = &w->p;
+    return (struct errors){relative_error(w->out, o->out, q_numel(p, p->Dv), 0.1), relative_error(w->lse, o->lse, q_numel(p, 1), 1),
+                           relative_error(w->dq, o->dq, q_numel(p, p->D), 0.1), relative_error(w->dk, o->dk, kv_numel(p, p->D), 0.1),
+                           relative_error(w->dv, o->dv, kv_numel(p, p->Dv), 0.1)};
+}
+
+__attribute__((unused)) static bool whole_check(const struct whole *w, double bound, const char *name) {
+    oracle_result o = whole_oracle(w);
+    struct errors e = whole_errors(w, &o);
+    oracle_result_free(&o);
+    const ra_problem *p = &w->p;
+    return CHECK_MSG(e.out <= bound && e.lse <= bound && e.dq <= bound && e.dk <= bound && e.dv <= bound,
+                     "%s: P %d layout %d B %lld Sq %lld Skv %lld H %lld G %lld D %lld Dv %lld dtype %d causal %d block %lld align %d bias %d "
+                     "segments %d bhsd %d: errors out %.2g lse %.2g dq %.2g dk %.2g dv %.2g, bound %.2g",
+                     name, w->P, (int)p->layout, (long long)p->B, (long long)p->Sq, (long long)p->Skv, (long long)p->H, (long long)p->G,
+                     (long long)p->D, (long long)p->Dv, (int)p->dtype, p->mask.causal, (long long)p->mask.causal_block, (int)p->mask.align,
+                     w->bias != NULL, w->q_ids != NULL, w->bhsd, e.out, e.lse, e.dq, e.dk, e.dv, bound);
+}
+
+#endif

@@ -13,9 +13,6 @@ if(RA_OPENMP)
         message(STATUS "No OpenMP: every rank computes on one thread")
     endif()
 endif()
-if(NOT RA_OPENMP_TARGET)
-    add_compile_options(-Wno-unknown-pragmas)
-endif()
 
 # Sets <prefix>_FOUND, _INCLUDE_DIRS, _LINK_LIBRARIES (full paths), even without pkg-config.
 macro(ra_find prefix)

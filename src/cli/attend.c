@@ -58,12 +58,18 @@ static int describe_output(job *j) {
     return st_layout(j->described, result_count(j), &j->prefix, &j->prefix_bytes, &j->file_bytes, &j->w->failure);
 }
 
+/* The peak takes a tenth of a second, so it is measured only to be printed. */
+static int wants_peak(const options *o) {
+    return o->json || !o->quiet;
+}
+
 /* All ranks must work on the same file with the same options; what the library does not compare itself is compared here. */
 static int compare_ranks(job *j) {
     const options *o = j->w->o;
-    uint64_t mine[4] = {j->in.header.digest, (uint64_t)o->repeat, (uint64_t)o->order, (uint64_t)o->backward};
-    static const char *const differ[4] = {"its input has another header", "--repeat differs", "--order differs", "--backward differs"};
-    uint64_t(*all)[4] = calloc((size_t)j->w->size, sizeof *all);
+    uint64_t mine[5] = {j->in.header.digest, (uint64_t)o->repeat, (uint64_t)o->order, (uint64_t)o->backward, (uint64_t)wants_peak(o)};
+    static const char *const differ[5] = {"its input has another header", "--repeat differs", "--order differs", "--backward differs",
+                                          "--json or --quiet differs"};
+    uint64_t(*all)[5] = calloc((size_t)j->w->size, sizeof *all);
     if (!all)
         fail_memory(&j->w->failure, j->w->size * (int64_t)sizeof *all, "the list of ranks");
     if (worker_agree(j->w) || worker_gather(j->w, mine, all, sizeof mine, "comparing the ranks' options")) {
@@ -71,7 +77,7 @@ static int compare_ranks(job *j) {
         return -1;
     }
     for (int r = 0; r < j->w->size; r++)
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 5; i++)
             if (all[r][i] != all[0][i])
                 fail(&j->w->failure, EXIT_RANKS, "the ranks disagree: rank %d is unlike rank 0: %s", r, differ[i]);
     free(all);
@@ -161,7 +167,7 @@ static int report_phase(job *j) {
 static int compute_phase(job *j) {
     const options *o = j->w->o;
     worker_note(j->w, "computing");
-    return run_passes(&j->run, o->repeat ? (int)o->repeat : 1, 0, o->json || !o->quiet);
+    return run_passes(&j->run, o->repeat ? (int)o->repeat : 1, 0, wants_peak(o));
 }
 
 static void attend_body(worker *w, void *user) {
@@ -202,7 +208,7 @@ int command_attend(const options *o) {
     crew c = {0};
     int status;
     if (check_options(o, &f) || crew_open(&c, o, &f))
-        status = crew_speaks(&c) ? command_failed(&f) : f.status;
+        status = crew_speaks(&c) ? failure_print(&f) : f.status;
     else
         status = crew_run(&c, attend_body, NULL);
     output_discard();

@@ -111,7 +111,7 @@ static int bench_shape(bench *b, crew *c, const char *name, json_t *list) {
         fail_memory(&f, ranks * (int64_t)sizeof *b->reports, "the report");
     if (f.status || sample_shape(&b->o, &b->shape, &f)) {
         free(b->reports);
-        return crew_speaks(c) ? command_failed(&f) : f.status;
+        return crew_speaks(c) ? failure_print(&f) : f.status;
     }
     int status = crew_run(c, bench_body, b);
     if (status == 0 && crew_speaks(c)) {
@@ -172,7 +172,7 @@ int command_bench(const options *o) {
     if (!status && list && crew_speaks(&c))
         report_json(json_pack("{s:O}", "results", list), &f);
     if (f.status && crew_speaks(&c))
-        status = command_failed(&f);
+        status = failure_print(&f);
     json_decref(list);
     crew_close(&c);
     return status;

@@ -9,7 +9,4 @@ int command_verify(const options *o);
 int command_bench(const options *o);
 int command_info(const options *o);
 
-/* Prints one failure and returns its status. */
-int command_failed(const failure *f);
-
 #endif

@@ -70,26 +70,41 @@ static int same_place(const place *a, const place *b) {
     return strcmp(a->host, b->host) == 0 && CPU_EQUAL(&a->cores, &b->cores);
 }
 
-/* Shares the cores out among the ranks that have the same ones, and warns if a launcher has crowded ranks together. */
-static int share_cores(worker *w) {
-    place mine, *all = calloc((size_t)w->size, sizeof *all);
+/* How many ranks have the same cores as this one, and how many of these come before it; -1 after a failure. */
+static int count_sharing(worker *w, const place *mine, int *before) {
+    place *all = calloc((size_t)w->size, sizeof *all);
     if (!all)
-        return fail_memory(&w->failure, w->size * (int64_t)sizeof *all, "the list of ranks");
+        fail_memory(&w->failure, w->size * (int64_t)sizeof *all, "the list of ranks");
+    int sharing = 0;
+    if (worker_agree(w) || worker_gather(w, mine, all, sizeof *mine, "sharing out the cores"))
+        sharing = -1;
+    *before = 0;
+    for (int r = 0; r < w->size && sharing >= 0; r++) {
+        sharing += same_place(&all[r], mine);
+        *before += r < w->rank && same_place(&all[r], mine);
+    }
+    free(all);
+    return sharing;
+}
+
+/* Shares the cores out among the ranks that have the same ones, and warns if a launcher has crowded ranks together. */
+static void share_cores(worker *w) {
+    place mine;
     memset(&mine, 0, sizeof mine);
     gethostname(mine.host, sizeof mine.host - 1);
     if (sched_getaffinity(0, sizeof mine.cores, &mine.cores))
         CPU_SET(0, &mine.cores);
-    int result = worker_gather(w, &mine, all, sizeof mine, "sharing out the cores");
-    int sharing = 0, cores = CPU_COUNT(&mine.cores);
-    for (int r = 0; r < w->size && !result; r++)
-        sharing += same_place(&all[r], &mine);
-    if (!result && w->threads == 0)
+    int cores = CPU_COUNT(&mine.cores), before = w->rank, sharing = w->size;
+    int threads_of_one_process = strcmp(ra_comm_kind(w->comm), "local") == 0;
+    if (!threads_of_one_process && (sharing = count_sharing(w, &mine, &before)) < 0)
+        return;
+    if (w->threads == 0)
         w->threads = sharing < cores ? cores / sharing : 1;
-    if (w->rank == 0 && !w->o->quiet && sharing > cores && cores < sysconf(_SC_NPROCESSORS_ONLN))
+    int left = cores - before * w->threads;
+    w->peak_threads = left < 0 ? 0 : left < w->threads ? left : w->threads;
+    if (w->rank == 0 && !w->o->quiet && !threads_of_one_process && sharing > cores && cores < sysconf(_SC_NPROCESSORS_ONLN))
         fprintf(stderr, "ringattn: note: %d ranks are bound to the same %d core(s) of %s; see the launcher's binding options\n", sharing,
                 cores, mine.host);
-    free(all);
-    return result;
 }
 
 int worker_gather(worker *w, const void *mine, void *all, size_t bytes, const char *doing) {

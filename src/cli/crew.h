@@ -18,8 +18,9 @@ typedef struct worker {
     const options *o;
     ra_comm *comm;
     int rank, size;
-    int guards;  /* this rank acts for its process: rank 0 of local ranks, every MPI rank */
-    int threads; /* for this rank to use */
+    int guards;       /* this rank acts for its process: rank 0 of local ranks, every MPI rank */
+    int threads;      /* for this rank to use */
+    int peak_threads; /* with which to measure the FMA peak: all ranks' together are no more than there are cores */
     failure failure;
     int agreed;   /* all ranks know of the failure */
     failure *all; /* then: of every rank */

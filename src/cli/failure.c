@@ -96,3 +96,7 @@ int failures_print(const failure *of, int n, int first_rank, int name_ranks, int
     }
     return cause ? cause->status : 0;
 }
+
+int failure_print(const failure *f) {
+    return failures_print(f, 1, 0, 0, 0);
+}

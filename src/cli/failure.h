@@ -38,4 +38,7 @@ int fail_memory(failure *f, int64_t bytes, const char *what);
  * Returns the exit status: that of the first cause, 0 if none failed. */
 int failures_print(const failure *of, int n, int first_rank, int name_ranks, int quiet);
 
+/* Prints one failure and returns its status. */
+int failure_print(const failure *f);
+
 #endif

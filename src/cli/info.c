@@ -77,7 +77,7 @@ int command_info(const options *o) {
     failure f = {0};
     if (o->operand_count) {
         fail(&f, EXIT_USAGE, "info takes no argument, but there is %s", o->operands[0]);
-        return command_failed(&f);
+        return failure_print(&f);
     }
     json_t *object = json_object();
     if (!object)
@@ -90,5 +90,5 @@ int command_info(const options *o) {
         print_lines(object);
     if (!o->json || f.status)
         json_decref(object);
-    return f.status ? command_failed(&f) : 0;
+    return f.status ? failure_print(&f) : 0;
 }

@@ -51,10 +51,6 @@ static void print_command_help(const subcommand *s) {
     printf("\n%s", exit_statuses);
 }
 
-int command_failed(const failure *f) {
-    return failures_print(f, 1, 0, 0, 0);
-}
-
 static const subcommand *find(const char *name, failure *f) {
     const char *names[SUBCOMMANDS + 1] = {0};
     for (int i = 0; i < SUBCOMMANDS; i++) {
@@ -80,11 +76,11 @@ static int run_command(int argc, char **argv) {
     failure f = {0};
     const subcommand *s = find(argv[0], &f);
     if (!s)
-        return command_failed(&f);
+        return failure_print(&f);
     options o;
     options_init(&o, s->command);
     if (options_parse(&o, argc, argv, &f))
-        return command_failed(&f);
+        return failure_print(&f);
     if (!o.help)
         return s->run(&o);
     print_command_help(s);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #define PEAK_SECONDS 0.05
 
@@ -116,16 +117,28 @@ static int repeat_pass(run *r, int backward, int repeat, int median, pass_report
     return result;
 }
 
+/* All ranks at once, and nobody computing meanwhile. Collective. */
+static int measure_peak_together(worker *w, double *gflops) {
+    const struct timespec as_long = {.tv_nsec = (long)(PEAK_SECONDS * 1e9)};
+    if (worker_agree(w))
+        return -1;
+    if (w->peak_threads)
+        *gflops = ra_measure_peak(w->peak_threads, PEAK_SECONDS);
+    else
+        nanosleep(&as_long, NULL); /* waiting for the others may spin, and take from them what they measure */
+    return worker_agree(w);
+}
+
 int run_passes(run *r, int repeat, int median, int measure_peak) {
     rank_report *x = &r->report;
-    if (measure_peak)
-        x->peak_before = ra_measure_peak(r->w->threads, PEAK_SECONDS);
+    if (measure_peak && measure_peak_together(r->w, &x->peak_before))
+        return -1;
     if (repeat_pass(r, 0, repeat, median, &x->forward))
         return -1;
     if (r->t->problem.backward && repeat_pass(r, 1, repeat, median, &x->backward))
         return -1;
-    if (measure_peak)
-        x->peak_after = ra_measure_peak(r->w->threads, PEAK_SECONDS);
+    if (measure_peak && measure_peak_together(r->w, &x->peak_after))
+        return -1;
     x->resident_bytes = resident_bytes();
     return 0;
 }
@@ -158,6 +171,7 @@ summary summarize(const rank_report *of, int ranks, const ra_problem *p) {
         s.threads = (int)larger(s.threads, of[r].threads);
     }
     s.peak_gflops = before > after ? before : after;
-    s.overlap = transfer > 0 ? 1 - exposed / transfer : 1;
+    /* Two transfers at a time may both be waited for, then more is exposed than one of them took. */
+    s.overlap = transfer <= 0 ? 1 : exposed < transfer ? 1 - exposed / transfer : 0;
     return s;
 }

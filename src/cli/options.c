@@ -41,7 +41,7 @@ static const char *const biases[] = {"none", "key", "full", NULL};
 static const entry table[] = {
     {"output", 'o', TEXT, AT(output), ATTEND, "FILE", "write the results to FILE (required)", NULL, 0, 0, 0},
     {"backward", 0, FLAG, AT(backward), ATTEND, NULL, "also compute dq, dk, dv from dout and dlse of the input", NULL, 0, 0, 0},
-    {"ring", 0, SIZE, AT(ring), RUNS, "P", "number of ranks, run as threads of this process (default 1); under mpirun every process is a rank", NULL, 1, 4096, 0},
+    {"ring", 0, SIZE, AT(ring), RUNS, "P", "number of ranks, run as threads of this process (default 1); under mpirun every process is a rank", NULL, 1, 1024, 0},
     {"layout", 0, CHOICE, AT(layout), RUNS, "NAME", "which tokens a rank holds: contiguous (default), zigzag, striped", layouts, 0, 0, 0},
     {"causal", 0, FLAG, AT(causal), RUNS, NULL, "a query sees no later key", NULL, 0, 0, 0},
     {"causal-block", 0, SIZE, AT(causal_block), RUNS, "N", "a query sees no key of a later block of N tokens", NULL, 1, LONGEST, 0},

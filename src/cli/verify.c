@@ -230,7 +230,7 @@ static int run_and_compare(verification *v, crew *c, int brief) {
     v->rank = calloc((size_t)ranks, sizeof *v->rank);
     if (!v->rank) {
         fail_memory(&f, ranks * (int64_t)sizeof *v->rank, "the errors");
-        return command_failed(&f);
+        return failure_print(&f);
     }
     int status = crew_run(c, verify_body, v);
     if (status == 0 && crew_speaks(c) && print_errors(v, ranks, brief || v->o->quiet)) {
@@ -250,7 +250,7 @@ static int verify_random(verification *v, crew *c, int brief) {
     oracle_result expected = {0};
     int status;
     if (sample_problem(v->o, 1, &v->whole, &f) || run_oracle(v, &expected, &f)) {
-        status = command_failed(&f);
+        status = failure_print(&f);
     } else {
         set_references(v, &expected);
         status = run_and_compare(v, c, brief);
@@ -313,7 +313,7 @@ static int verify_file(verification *v, crew *c) {
     double *reference[COMPARED] = {0};
     int status, any = 0;
     if (read_inputs(v, &in, &f) || read_references(v, &in, reference, &f) || run_oracle(v, &expected, &f)) {
-        status = crew_speaks(c) ? command_failed(&f) : f.status;
+        status = crew_speaks(c) ? failure_print(&f) : f.status;
     } else {
         set_references(v, &expected);
         status = run_and_compare(v, c, 0);
@@ -425,7 +425,7 @@ int command_verify(const options *o) {
     verification v = {.o = o};
     int status;
     if (check_options(o, &f) || crew_open(&c, o, &f)) {
-        status = crew_speaks(&c) ? command_failed(&f) : f.status;
+        status = crew_speaks(&c) ? failure_print(&f) : f.status;
         crew_close(&c);
         return status;
     }
@@ -439,7 +439,7 @@ int command_verify(const options *o) {
     if (status == 0 && v.list && crew_speaks(&c)) {
         json_t *object = json_pack("{s:i, s:i, s:O, s:s}", "checks", v.checks, "failures", v.failures, "results", v.list, "isa", ra_isa());
         if (report_json(object, &f))
-            status = command_failed(&f);
+            status = failure_print(&f);
     }
     json_decref(v.list);
     crew_close(&c);

@@ -5,18 +5,26 @@
  * caller's communicator keep our messages apart: `ring` carries the blocks, `control` what is small (gatherings and notices of failure).
  *
  * How a failure gets known, fastest first:
- *   a rank that gives up sends a notice to all others, who look for one every millisecond while they wait;
+ *   the ranks of one host share a board in memory, where the first that gives up leaves its reason;
+ *   ranks of other hosts are sent a notice, and look for one every millisecond while they wait;
  *   a process on the same host that has died is seen missing while a message to or from it is pending;
- *   everything else, such as a stopped process or a lost host, ends with the deadline. */
+ *   everything else, such as a stopped process or a lost host, ends with the deadline.
+ *
+ * The board has a second purpose. Within a host MPI lets the receiver read large messages straight from the sender's memory, and if that
+ * memory is gone it aborts the receiver (UCX: "process_vm_readv: Bad address"). So a failing rank keeps its caller's buffers alive, by not
+ * returning, until the others on the board have closed their link; a rank that comes too late for that does not call MPI any more. */
 #define _GNU_SOURCE /* syscall, gethostname */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -27,7 +35,7 @@
 #define DEFAULT_TIMEOUT_S 300.0
 #define NOTICE_INTERVAL_S 1e-3
 #define EXIT_INTERVAL_S   20e-3
-#define PATIENCE_S        50e-3 /* how long a failing rank waits for its notices to leave and its receives to be cancelled */
+#define PATIENCE_S        0.2 /* how long a failing rank waits for others, and for its notices to leave, in each of three steps */
 
 enum { LONGEST_MESSAGE = 1 << 30 }; /* MPI counts are int */
 enum { GATHER_TAG, NOTICE_TAG };    /* on `control` */
@@ -41,7 +49,21 @@ struct identity {
     char host[256];
     uint64_t pid_namespace;
     int64_t pid;
+    int board_fd; /* in that process; the board of the first rank on the host is used */
 };
+
+/* Shared by the ranks of one host; zeroed memory is its initial state. */
+struct board {
+    atomic_int failure; /* UNWRITTEN, WRITING, WRITTEN */
+    int failed_rank;
+    char why[256];
+    atomic_int left; /* a rank has returned from a failure: its buffers may be gone, nobody may call MPI for this comm */
+    struct {
+        _Alignas(64) atomic_int state; /* OUTSIDE, INSIDE, CLOSED */
+    } ranks[];
+};
+enum { UNWRITTEN, WRITING, WRITTEN };
+enum { OUTSIDE, INSIDE, CLOSED }; /* of MPI calls; CLOSED: failed, will make none again */
 
 struct notice {
     int status;
@@ -52,12 +74,14 @@ struct mpi_link {
     ra_allocator allocator;
     MPI_Comm ring, control;
     int rank, size;
-    bool failed;
-    bool finalises; /* MPI was initialised here */
+    bool failed, told; /* told: because of another rank */
+    bool finalises;    /* MPI was initialised here */
     double next_notice_check, next_exit_check;
     int suspect; /* the rank whose process was missing at the last look, -1: none */
     ra_link_request *pending;
     struct identity *peers; /* [size] */
+    struct board *board;    /* NULL: none */
+    char *on_board;         /* [size] which ranks share it */
     MPI_Request *requests;  /* [2 size] of a gathering: receives by source, then sends by destination */
     MPI_Request *notices;   /* [size] sends of */
     struct notice notice;
@@ -130,25 +154,7 @@ static ra_status await(MPI_Request *request, double timeout_s, const char *opera
     }
 }
 
-/* ---- failures of others */
-
-/* ERR_PEER_LOST if another rank has sent a notice. */
-static ra_status check_notice(struct mpi_link *l) {
-    int there = 0;
-    MPI_Status status;
-    int code = MPI_Iprobe(MPI_ANY_SOURCE, NOTICE_TAG, l->control, &there, &status);
-    if (code != MPI_SUCCESS)
-        return mpi_error(code, "MPI_Iprobe");
-    if (!there)
-        return RA_OK;
-    struct notice notice; /* has arrived whole: shorter than any eager limit */
-    code = MPI_Recv(&notice, sizeof notice, MPI_BYTE, status.MPI_SOURCE, NOTICE_TAG, l->control, MPI_STATUS_IGNORE);
-    if (code != MPI_SUCCESS)
-        return mpi_error(code, "MPI_Recv");
-    notice.why[sizeof notice.why - 1] = 0;
-    l->failed = true; /* the sender told everybody: no need to pass it on */
-    return ra_link_error(RA_ERR_PEER_LOST, "rank %d failed: %s", status.MPI_SOURCE, notice.why);
-}
+/* ---- processes of this host */
 
 static bool process_exited(pid_t pid) {
 #ifdef SYS_pidfd_open /* sees a process that its parent has not collected yet, which kill does not */
@@ -170,14 +176,106 @@ static bool rank_exited(const struct mpi_link *l, int r) {
     return is_neighbour(&l->peers[r], &l->peers[l->rank]) && process_exited((pid_t)l->peers[r].pid);
 }
 
-/* A rank that did its part may exit while we still complete ours. So a missing process counts only if a message with it is still pending
- * at the next look, after many more tests. */
-static ra_status suspect(struct mpi_link *l, int r) {
-    bool again = r >= 0 && r == l->suspect;
-    l->suspect = r;
-    if (!again)
+/* ---- the board of a host */
+
+static size_t board_bytes(int size) {
+    return sizeof(struct board) + (size_t)size * sizeof((struct board){0}.ranks[0]);
+}
+
+static int new_board(int size) {
+    int fd = memfd_create("ringattention", MFD_CLOEXEC);
+    if (fd >= 0 && ftruncate(fd, (off_t)board_bytes(size)) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* Maps the board of the first rank on this host, found through its process. NULL if that is not allowed here. */
+static struct board *open_board(const struct mpi_link *l) {
+    int first = 0;
+    while (!is_neighbour(&l->peers[first], &l->peers[l->rank]))
+        first++;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)l->peers[first].pid, l->peers[first].board_fd);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return NULL;
+    void *p = mmap(NULL, board_bytes(l->size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static bool shares_board(const struct mpi_link *l, int r) {
+    return l->board && l->on_board[r] && is_neighbour(&l->peers[r], &l->peers[l->rank]);
+}
+
+/* The first to write stays. */
+static void write_board(struct mpi_link *l, int failed_rank, const char *why) {
+    int expected = UNWRITTEN;
+    if (!l->board || !atomic_compare_exchange_strong(&l->board->failure, &expected, WRITING))
+        return;
+    l->board->failed_rank = failed_rank;
+    snprintf(l->board->why, sizeof l->board->why, "%s", why);
+    atomic_store(&l->board->failure, WRITTEN);
+}
+
+/* ERR_PEER_LOST if there is something on the board. */
+static ra_status read_board(struct mpi_link *l) {
+    if (!l->board || atomic_load(&l->board->failure) != WRITTEN)
         return RA_OK;
-    return ra_link_error(RA_ERR_PEER_LOST, "rank %d (process %lld on %s) has exited", r, (long long)l->peers[r].pid, l->peers[r].host);
+    l->told = true;
+    return ra_link_error(RA_ERR_PEER_LOST, "rank %d failed: %s", l->board->failed_rank, l->board->why);
+}
+
+static void set_state(struct mpi_link *l, int state) {
+    if (l->board)
+        atomic_store(&l->board->ranks[l->rank].state, state);
+}
+
+/* Before calls of MPI that may read from other ranks' buffers; ends with set_state(OUTSIDE). */
+static ra_status enter(struct mpi_link *l) {
+    set_state(l, INSIDE);
+    if (!l->board || !atomic_load(&l->board->left))
+        return RA_OK;
+    set_state(l, OUTSIDE);
+    ra_status s = read_board(l);
+    return s == RA_OK ? ra_link_error(RA_ERR_PEER_LOST, "another rank has failed") : s;
+}
+
+/* Waits a while for the other ranks on the board: until all are closed, or until none is inside. */
+static void await_others(const struct mpi_link *l, bool closed) {
+    double start = MPI_Wtime(), waited = 0;
+    for (int r = 0, polls = 0; r < l->size && waited < PATIENCE_S;) {
+        int state = shares_board(l, r) && r != l->rank ? atomic_load(&l->board->ranks[r].state) : CLOSED;
+        if ((closed ? state == CLOSED : state != INSIDE) || rank_exited(l, r)) {
+            r++;
+        } else {
+            rest(100 + polls++, waited);
+            waited = MPI_Wtime() - start;
+        }
+    }
+}
+
+/* ---- failures of others */
+
+/* ERR_PEER_LOST if another rank has sent a notice. */
+static ra_status check_notice(struct mpi_link *l) {
+    int there = 0;
+    MPI_Status status;
+    int code = MPI_Iprobe(MPI_ANY_SOURCE, NOTICE_TAG, l->control, &there, &status);
+    if (code != MPI_SUCCESS)
+        return mpi_error(code, "MPI_Iprobe");
+    if (!there)
+        return RA_OK;
+    struct notice notice; /* has arrived whole: shorter than any eager limit */
+    code = MPI_Recv(&notice, sizeof notice, MPI_BYTE, status.MPI_SOURCE, NOTICE_TAG, l->control, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS)
+        return mpi_error(code, "MPI_Recv");
+    notice.why[sizeof notice.why - 1] = 0;
+    l->told = true;
+    write_board(l, status.MPI_SOURCE, notice.why);
+    return ra_link_error(RA_ERR_PEER_LOST, "rank %d failed: %s", status.MPI_SOURCE, notice.why);
 }
 
 static bool is_due(double *next, double interval) {
@@ -186,6 +284,29 @@ static bool is_due(double *next, double interval) {
         return false;
     *next = now + interval;
     return true;
+}
+
+/* What others have said about themselves. */
+static ra_status check_failures(struct mpi_link *l) {
+    ra_status s = read_board(l);
+    if (s != RA_OK || !is_due(&l->next_notice_check, NOTICE_INTERVAL_S))
+        return s;
+    s = enter(l);
+    if (s != RA_OK)
+        return s;
+    s = check_notice(l);
+    set_state(l, OUTSIDE);
+    return s;
+}
+
+/* A rank that did its part may exit while we still complete ours. So a missing process counts only if a message with it is still pending
+ * at the next look, after many more tests. */
+static ra_status suspect(struct mpi_link *l, int r) {
+    bool again = r >= 0 && r == l->suspect;
+    l->suspect = r;
+    if (!again)
+        return RA_OK;
+    return ra_link_error(RA_ERR_PEER_LOST, "rank %d (process %lld on %s) has exited", r, (long long)l->peers[r].pid, l->peers[r].host);
 }
 
 /* ---- messages */
@@ -227,10 +348,20 @@ static void note_message(struct mpi_link *l, ra_link_request *m, MPI_Request req
     add_pending(l, m);
 }
 
+/* A message that is new after a failure is refused; one that is under way may still be completed. */
+static ra_status enter_to_post(struct mpi_link *l) {
+    ra_status s = read_board(l);
+    return s == RA_OK ? enter(l) : s;
+}
+
 static ra_status mpi_send(void *self, int to, int tag, const void *buf, size_t bytes, ra_link_request *m) {
     struct mpi_link *l = self;
     MPI_Request request;
+    ra_status s = enter_to_post(l);
+    if (s != RA_OK)
+        return s;
     int code = MPI_Isend(buf, (int)bytes, MPI_BYTE, to, tag, l->ring, &request);
+    set_state(l, OUTSIDE);
     if (code != MPI_SUCCESS)
         return mpi_error(code, "MPI_Isend");
     note_message(l, m, request, to, bytes, false);
@@ -240,7 +371,11 @@ static ra_status mpi_send(void *self, int to, int tag, const void *buf, size_t b
 static ra_status mpi_recv(void *self, int from, int tag, void *buf, size_t bytes, ra_link_request *m) {
     struct mpi_link *l = self;
     MPI_Request request;
+    ra_status s = enter_to_post(l);
+    if (s != RA_OK)
+        return s;
     int code = MPI_Irecv(buf, (int)bytes, MPI_BYTE, from, tag, l->ring, &request);
+    set_state(l, OUTSIDE);
     if (code != MPI_SUCCESS)
         return mpi_error(code, "MPI_Irecv");
     note_message(l, m, request, from, bytes, true);
@@ -270,7 +405,11 @@ static ra_status mpi_test(void *self, ra_link_request *m, int *done) {
     struct mpi_link *l = self;
     MPI_Request request = get_request(m);
     MPI_Status status;
+    ra_status s = enter(l);
+    if (s != RA_OK)
+        return s;
     int code = MPI_Test(&request, done, &status);
+    set_state(l, OUTSIDE);
     put_request(m, request);
     if (code != MPI_SUCCESS) {
         remove_pending(l, m);
@@ -280,7 +419,7 @@ static ra_status mpi_test(void *self, ra_link_request *m, int *done) {
         remove_pending(l, m);
         return m->i[RECEIVING] ? check_length(m, &status) : RA_OK;
     }
-    ra_status s = is_due(&l->next_notice_check, NOTICE_INTERVAL_S) ? check_notice(l) : RA_OK;
+    s = check_failures(l);
     if (s == RA_OK && is_due(&l->next_exit_check, EXIT_INTERVAL_S))
         s = check_pending_exits(l);
     return s;
@@ -298,6 +437,9 @@ static ra_status check_gather_exits(struct mpi_link *l) {
 static ra_status post_gather(struct mpi_link *l, const void *mine, char *all, int bytes) {
     for (int i = 0; i < 2 * l->size; i++)
         l->requests[i] = MPI_REQUEST_NULL;
+    ra_status s = enter_to_post(l);
+    if (s != RA_OK)
+        return s;
     int code = MPI_SUCCESS;
     for (int k = 1; code == MPI_SUCCESS && k < l->size; k++) {
         int from = (l->rank + l->size - k) % l->size;
@@ -308,6 +450,7 @@ static ra_status post_gather(struct mpi_link *l, const void *mine, char *all, in
         int to = (l->rank + k) % l->size;
         code = MPI_Isend(mine, bytes, MPI_BYTE, to, GATHER_TAG, l->control, &l->requests[l->size + to]);
     }
+    set_state(l, OUTSIDE);
     return code == MPI_SUCCESS ? RA_OK : mpi_error(code, "allgather");
 }
 
@@ -321,13 +464,16 @@ static ra_status gather_timed_out(const struct mpi_link *l, double timeout_s) {
 static ra_status await_gather(struct mpi_link *l, double timeout_s) {
     double start = MPI_Wtime();
     for (int polls = 0, left = 1; left > 0; polls++) {
+        ra_status s = enter(l);
+        if (s != RA_OK)
+            return s;
         int code = test_each(l->requests, 2 * l->size, &left);
+        set_state(l, OUTSIDE);
         if (code != MPI_SUCCESS)
             return mpi_error(code, "allgather");
         double waited = MPI_Wtime() - start;
-        ra_status s = RA_OK;
-        if (left > 0 && is_due(&l->next_notice_check, NOTICE_INTERVAL_S))
-            s = check_notice(l);
+        if (left > 0)
+            s = check_failures(l);
         if (s == RA_OK && left > 0 && is_due(&l->next_exit_check, EXIT_INTERVAL_S))
             s = check_gather_exits(l);
         if (s == RA_OK && left > 0 && waited > timeout_s)
@@ -356,7 +502,7 @@ static void send_notices(struct mpi_link *l, ra_status status, const char *why) 
     l->notice.status = status;
     snprintf(l->notice.why, sizeof l->notice.why, "%s", why);
     for (int r = 0; r < l->size; r++)
-        if (r != l->rank && !rank_exited(l, r))
+        if (r != l->rank && !shares_board(l, r) && !rank_exited(l, r))
             MPI_Isend(&l->notice, sizeof l->notice, MPI_BYTE, r, NOTICE_TAG, l->control, &l->notices[r]);
 }
 
@@ -391,22 +537,31 @@ static bool settle(struct mpi_link *l) {
 
 static void mpi_fail(void *self, ra_status status, const char *why) {
     struct mpi_link *l = self;
-    bool told = l->failed;
     l->failed = true;
-    if (!told)
-        send_notices(l, status, why);
-    cancel_receives(l);
-    double start = MPI_Wtime();
-    for (int polls = 0; !settle(l) && MPI_Wtime() - start < PATIENCE_S; polls++)
-        rest(polls, MPI_Wtime() - start);
+    write_board(l, l->rank, why);
+    if (enter(l) == RA_OK) {
+        if (!l->told) /* else whoever told this rank tells all */
+            send_notices(l, status, why);
+        cancel_receives(l);
+        double start = MPI_Wtime();
+        for (int polls = 0; !settle(l) && MPI_Wtime() - start < PATIENCE_S; polls++)
+            rest(polls, MPI_Wtime() - start);
+    }
+    set_state(l, CLOSED);
+    await_others(l, true);
+    if (l->board)
+        atomic_store(&l->board->left, 1);
+    await_others(l, false);
 }
 
 /* ---- making and ending */
 
 static void free_link(struct mpi_link *l) {
-    void *parts[] = {l->peers, l->requests, l->notices, l};
+    void *parts[] = {l->peers, l->on_board, l->requests, l->notices, l};
     ra_allocator a = l->allocator;
-    for (int i = 0; i < 4; i++)
+    if (l->board)
+        munmap(l->board, board_bytes(l->size));
+    for (int i = 0; i < 5; i++)
         if (parts[i])
             a.free(a.user, parts[i]);
 }
@@ -441,9 +596,10 @@ static struct mpi_link *new_link(MPI_Comm mpi_comm, const ra_comm_options *optio
     size_t size = (size_t)l->size;
     l->suspect = -1;
     l->peers = alloc(&allocator, size, sizeof *l->peers);
+    l->on_board = alloc(&allocator, size, 1);
     l->requests = alloc(&allocator, 2 * size, sizeof *l->requests);
     l->notices = alloc(&allocator, size, sizeof *l->notices);
-    if (!l->peers || !l->requests || !l->notices) {
+    if (!l->peers || !l->on_board || !l->requests || !l->notices) {
         free_link(l);
         return NULL;
     }
@@ -494,18 +650,30 @@ static ra_status duplicate(MPI_Comm mpi_comm, MPI_Comm *copy, double timeout_s) 
     return s;
 }
 
-static ra_status meet(struct mpi_link *l, MPI_Comm mpi_comm, double timeout_s) {
-    ra_status s = duplicate(mpi_comm, &l->ring, timeout_s);
-    if (s == RA_OK)
-        s = duplicate(mpi_comm, &l->control, timeout_s);
-    if (s != RA_OK)
-        return s;
-    struct identity me = {.pid = getpid()};
+/* Who is where, then which of them share the board; its file must stay open in between. */
+static ra_status introduce(struct mpi_link *l, double timeout_s) {
+    struct identity me = {.pid = getpid(), .board_fd = new_board(l->size)};
     struct stat namespace;
     gethostname(me.host, sizeof me.host - 1);
     if (stat("/proc/self/ns/pid", &namespace) == 0)
         me.pid_namespace = (uint64_t) namespace.st_ino;
-    return mpi_allgather(l, &me, l->peers, sizeof me, timeout_s);
+    ra_status s = mpi_allgather(l, &me, l->peers, sizeof me, timeout_s);
+    if (s == RA_OK) {
+        struct board *board = open_board(l);
+        char mapped = board != NULL;
+        s = mpi_allgather(l, &mapped, l->on_board, 1, timeout_s);
+        l->board = board;
+    }
+    if (me.board_fd >= 0)
+        close(me.board_fd);
+    return s;
+}
+
+static ra_status meet(struct mpi_link *l, MPI_Comm mpi_comm, double timeout_s) {
+    ra_status s = duplicate(mpi_comm, &l->ring, timeout_s);
+    if (s == RA_OK)
+        s = duplicate(mpi_comm, &l->control, timeout_s);
+    return s == RA_OK ? introduce(l, timeout_s) : s;
 }
 
 static ra_status wrap(struct mpi_link *l, const ra_comm_options *options, ra_comm **comm) {

@@ -63,8 +63,9 @@ def main():
     widths = [max(len(row[i]) for row in [head, *table]) for i in range(len(head))]
     for row in [head, *table]:
         print("  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))))
-    print("\nThreads, workspace, resident memory and bytes sent are per rank, the largest of any. Differences: the largest of out, lse, dq, dk,\n"
-          f"dv, each relative to its largest value; to fp64: at {len(rows)} rows of queries and the last {TAIL} keys.")
+    print("\nThreads, workspace and bytes sent are per rank, the largest of any; resident memory is per process: ring-of-4 is one process.\n"
+          "Differences: the largest of out, lse, dq, dk, dv, each relative to the tensor's largest value; to fp64: at "
+          f"{len(rows)} queries\nand the last {TAIL} keys.")
     if worst > 1e-5:
         sys.exit(f"FAILED: a difference of {worst:.1e} is more than 1e-5")
     print("All agree within 1e-5.")

@@ -192,7 +192,7 @@ static int broken(const char *mode) {
     fflush(stdout);
     ra_comm_destroy(comm);
     if (strcmp(mode, "leave") != 0)
-        sleep_s(4);
+        sleep_s(!strcmp(mode, "stall") || !strcmp(mode, "stop") ? 3 : 1);
     return s == RA_OK ? 0 : 6;
 }
 

@@ -120,9 +120,11 @@ static int distance(const char *a, const char *b) {
 
 const char *nearest_name(const char *text, const char *const *names) {
     const char *best = NULL;
-    int least = (int)strlen(text) / 2 + 1;
+    int least = strlen(text) > 1 ? ((int)strlen(text) + 1) / 2 : 0;
+    if (!*text)
+        return NULL;
     for (; *names; names++) {
-        int d = distance(text, *names);
+        int d = strncmp(text, *names, strlen(text)) == 0 ? 1 : distance(text, *names); /* an abbreviation is near */
         if (d <= least && (!best || d < least)) {
             best = *names;
             least = d;

@@ -189,7 +189,7 @@ static json_t *result_object(const verification *v, int rank, int i, int failed)
 /* Prints the errors of all ranks; brief: only those above their bound. Returns how many are. */
 static int print_errors(verification *v, int ranks, int brief) {
     int failures = 0;
-    if (!brief)
+    if (!brief && !v->list)
         printf("%-6s %-6s %12s %12s  against %s\n", "rank", "tensor", "max error", "bound", v->against_file ? "the file" : "fp64");
     for (int r = 0; r < ranks; r++)
         for (int i = 0; i < COMPARED; i++) {

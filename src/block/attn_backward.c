@@ -136,12 +136,11 @@ static void pack_query_tile(const struct call *c, int64_t head, int64_t index) {
     const struct ra__attn *a = w->a;
     const struct ra__tile tile = query_tile_at(c, index);
     const int64_t b = head / a->H, h = head % a->H, row = head * c->map.padded + tile.padded, n = tile.n;
-    const float log2e = 1.44269504f;
     float *rows = mine(c, c->map.rows);
     int64_t ld;
     bool q_clean, o_clean = true;
     const float *q = ra__rows(a->k, &w->q, b, tile.t0, n, h, a->D, rows, &ld);
-    a->k->pack_rows(at(c, c->map.q_rows) + row * a->D, q, ld, n, a->D, a->scale * log2e);
+    a->k->pack_rows(at(c, c->map.q_rows) + row * a->D, q, ld, n, a->D, a->scale_log2);
     q = ra__finite_rows(a->k, q, &ld, n, a->D, rows, &q_clean);
     a->k->pack_cols(at(c, c->map.q_cols) + row * c->map.d, q, ld, n, a->D, a->scale);
 

@@ -178,7 +178,6 @@ static void write_panel(const struct call *c, int64_t head, int64_t q0, int64_t 
 static int64_t query_tile(const struct call *c, int64_t head, int64_t index, const struct ra__poll *poll) {
     const struct ra__attn *a = c->f->a;
     const int64_t lanes = a->k->lanes, b = head / a->H, h = head % a->H;
-    const float log2e = 1.44269504f;
     const struct ra__tile tile = ra__tile_at(&c->f->q_shard.stretches, a->q_tile, lanes, index);
     const int64_t panels = (tile.n + lanes - 1) / lanes;
     struct tile_state state = state_of(c, head, tile.padded);
@@ -193,7 +192,7 @@ static int64_t query_tile(const struct call *c, int64_t head, int64_t index, con
     for (int64_t p = 0; p < panels && c->k_tiles; p++) {
         int64_t ld, n = tile.n - p * lanes < lanes ? tile.n - p * lanes : lanes;
         const float *from = ra__rows(a->k, &c->f->q, b, tile.t0 + p * lanes, n, h, a->D, rows, &ld);
-        a->k->pack_lanes(q + p * lanes * a->D, from, ld, n, a->D, a->scale * log2e);
+        a->k->pack_lanes(q + p * lanes * a->D, from, ld, n, a->D, a->scale_log2);
     }
     int64_t visible = 0;
     for (int64_t i = 0; i < c->k_tiles; i++) {

@@ -18,7 +18,8 @@ enum { RA__MAX_KEY_PANELS = 64 }; /* k_tile_b is at most this many lane panels *
 struct ra__attn {
     const struct ra__kernels *k;
     int64_t B, H, G, D, Dv;
-    float scale; /* of the logits */
+    float scale;      /* of the logits */
+    float scale_log2; /* scale * log2(e), rounded once */
     int threads;
     int64_t q_tile, k_tile;     /* forward: rows per query tile (multiple of lanes), keys per block (multiple of rows) */
     int64_t q_tile_b, k_tile_b; /* backward: multiple of rows; multiple of lanes */

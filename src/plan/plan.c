@@ -129,6 +129,7 @@ static void derive(ra_plan *plan, ra_comm *comm, const ra_problem *p, bool segme
                                    .D = p->D,
                                    .Dv = p->Dv,
                                    .scale = (float)plan->problem.scale,
+                                   .scale_log2 = (float)(plan->problem.scale * 1.4426950408889634),
                                    .threads = plan->problem.threads};
     for (int i = 0; i < P; i++) {
         int64_t T = ra__layout_shard(p->layout, p->Skv, P, i).T;

@@ -13,10 +13,10 @@
 
 /* One problem, its whole tensors and its results. */
 struct whole {
-    ra_problem p;         /* mask ids point to the whole sequences' ids below */
+    ra_problem p; /* mask ids point to the whole sequences' ids below */
     int P;
-    bool bhsd;            /* order of the ranks' tensors */
-    bool half_out;        /* out in p.dtype, else fp32 */
+    bool bhsd;                      /* order of the ranks' tensors */
+    bool half_out;                  /* out in p.dtype, else fp32 */
     int64_t bias_b, bias_h, bias_q; /* stored lengths; 0: no bias */
     ra_local_options link;
     double timeout_s;
@@ -185,8 +185,16 @@ __attribute__((unused)) static ra_status whole_rank(ra_comm *comm, int r, void *
     int32_t *q_ids = w->q_ids ? ids_of(w, r, p.Sq, w->q_ids) : NULL, *kv_ids = w->kv_ids ? ids_of(w, r, p.Skv, w->kv_ids) : NULL;
     p.mask.q_segment_ids = q_ids;
     p.mask.kv_segment_ids = kv_ids;
-    ra_attention_args a = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse, .dout = dout.tensor, .dlse = dlse,
-                           .dq = dq.tensor, .dk = dk.tensor, .dv = dv.tensor};
+    ra_attention_args a = {.q = q.tensor,
+                           .k = k.tensor,
+                           .v = v.tensor,
+                           .out = out.tensor,
+                           .lse = lse,
+                           .dout = dout.tensor,
+                           .dlse = dlse,
+                           .dq = dq.tensor,
+                           .dk = dk.tensor,
+                           .dv = dv.tensor};
     if (w->bias) { /* this rank's query rows */
         const int64_t nt = w->bias_q == 1 ? 1 : q.T, outer = w->bias_b * w->bias_h;
         bias = malloc((size_t)(outer * nt * p.Skv + 1) * sizeof *bias);
@@ -199,7 +207,8 @@ __attribute__((unused)) static ra_status whole_rank(ra_comm *comm, int r, void *
         if (w->bias_q > 1 && nt == 1) /* a rank with one query, not a broadcast: any stride will do */
             a.bias.stride[1] = 0;
     }
-    const size_t q_bytes = (size_t)(p.B * q.T * p.H * p.D) * ra_dtype_size(p.dtype), k_bytes = (size_t)(p.B * k.T * p.G * p.D) * ra_dtype_size(p.dtype);
+    const size_t q_bytes = (size_t)(p.B * q.T * p.H * p.D) * ra_dtype_size(p.dtype),
+                 k_bytes = (size_t)(p.B * k.T * p.G * p.D) * ra_dtype_size(p.dtype);
     const uint64_t before = checksum(q.data, q_bytes) ^ checksum(k.data, k_bytes) ^ checksum(dlse, (size_t)(p.B * p.H * q.T) * 4);
     ra_plan *plan = NULL;
     ra_stats forward = {0}, backward = {0};
@@ -297,12 +306,13 @@ __attribute__((unused)) static bool whole_check(const struct whole *w, double bo
     struct errors e = whole_errors(w, &o);
     oracle_result_free(&o);
     const ra_problem *p = &w->p;
-    return CHECK_MSG(e.out <= bound && e.lse <= bound && e.dq <= bound && e.dk <= bound && e.dv <= bound,
-                     "%s: P %d layout %d B %lld Sq %lld Skv %lld H %lld G %lld D %lld Dv %lld dtype %d causal %d block %lld align %d bias %d "
-                     "segments %d bhsd %d: errors out %.2g lse %.2g dq %.2g dk %.2g dv %.2g, bound %.2g",
-                     name, w->P, (int)p->layout, (long long)p->B, (long long)p->Sq, (long long)p->Skv, (long long)p->H, (long long)p->G,
-                     (long long)p->D, (long long)p->Dv, (int)p->dtype, p->mask.causal, (long long)p->mask.causal_block, (int)p->mask.align,
-                     w->bias != NULL, w->q_ids != NULL, w->bhsd, e.out, e.lse, e.dq, e.dk, e.dv, bound);
+    return CHECK_MSG(
+        e.out <= bound && e.lse <= bound && e.dq <= bound && e.dk <= bound && e.dv <= bound,
+        "%s: P %d layout %d B %lld Sq %lld Skv %lld H %lld G %lld D %lld Dv %lld dtype %d causal %d block %lld align %d bias %d "
+        "segments %d bhsd %d: errors out %.2g lse %.2g dq %.2g dk %.2g dv %.2g, bound %.2g",
+        name, w->P, (int)p->layout, (long long)p->B, (long long)p->Sq, (long long)p->Skv, (long long)p->H, (long long)p->G, (long long)p->D,
+        (long long)p->Dv, (int)p->dtype, p->mask.causal, (long long)p->mask.causal_block, (int)p->mask.align, w->bias != NULL,
+        w->q_ids != NULL, w->bhsd, e.out, e.lse, e.dq, e.dk, e.dv, bound);
 }
 
 #endif

@@ -26,8 +26,8 @@ static void every_length_and_rank_count(void) {
                         return;
                     struct errors e = whole_errors(&w, &o);
                     CHECK_MSG(e.out < 3e-6 && e.lse < 3e-6 && e.dq < 5e-6 && e.dk < 5e-6 && e.dv < 5e-6,
-                              "S %lld P %d layout %d causal %d: out %.2g lse %.2g dq %.2g dk %.2g dv %.2g", (long long)S, w.P, layout, causal,
-                              e.out, e.lse, e.dq, e.dk, e.dv);
+                              "S %lld P %d layout %d causal %d: out %.2g lse %.2g dq %.2g dk %.2g dv %.2g", (long long)S, w.P, layout,
+                              causal, e.out, e.lse, e.dq, e.dk, e.dv);
                 }
             oracle_result_free(&o);
             whole_free(&w);

@@ -204,13 +204,13 @@ static size_t bytes_done(struct ra__transfer *const *transfers, int n) {
     return sum;
 }
 
-/* How to pass the time until the next poll, after `polls` polls and `idle_s` seconds without progress. A short spin keeps the latency of
- * the common case low, yielding lets more ranks than cores take turns, and sleeping leaves the machine alone during long waits at the
- * price of a few percent of them. */
-static void pause_between_polls(int polls, double idle_s) {
-    const double sleep_after_s = 5e-3, longest_sleep_s = 1e-3;
-    if (polls < 40) {
-        for (int i = 0; i < 50; i++)
+/* How to pass the time until the next poll, after idle_s seconds without progress. A short spin keeps the latency of the common case low,
+ * yielding lets more ranks than cores take turns, and sleeping leaves the machine alone during long waits at the price of a few percent
+ * of them. */
+static void pause_between_polls(double idle_s) {
+    const double yield_after_s = 20e-6, sleep_after_s = 5e-3, longest_sleep_s = 1e-3;
+    if (idle_s < yield_after_s) {
+        for (int i = 0; i < 10; i++)
 #if defined(__x86_64__)
             __builtin_ia32_pause();
 #else
@@ -239,7 +239,7 @@ static ra_status timed_out(const struct ra__transfer *t, const char *what) {
 ra_status ra__wait(struct ra__transfer *const *transfers, int n, const char *what) {
     size_t done = bytes_done(transfers, n);
     double last_progress = ra__now();
-    for (int polls = 0;; polls++) {
+    for (;;) {
         bool complete;
         RA__TRY(ra__progress(transfers, n, &complete));
         if (complete)
@@ -249,11 +249,10 @@ ra_status ra__wait(struct ra__transfer *const *transfers, int n, const char *wha
         if (done_now != done) {
             done = done_now;
             last_progress = now;
-            polls = 0;
         } else if (now - last_progress > first_incomplete(transfers)->comm->timeout_s) {
             return timed_out(first_incomplete(transfers), what);
         } else {
-            pause_between_polls(polls, now - last_progress);
+            pause_between_polls(now - last_progress);
         }
     }
 }

@@ -115,8 +115,8 @@ static ra_status mpi_error(int code, const char *operation) {
 /* ---- waiting */
 
 /* A short spin, then yielding, then sleeping a few percent of the wait so far. */
-static void rest(int polls, double idle_s) {
-    if (polls < 100)
+static void rest(double idle_s) {
+    if (idle_s < 20e-6)
         return;
     if (idle_s < 5e-3) {
         sched_yield();
@@ -141,7 +141,7 @@ static int test_each(MPI_Request *requests, int n, int *left) {
 /* For what needs all ranks before there is a link; a request given up is leaked. */
 static ra_status await(MPI_Request *request, double timeout_s, const char *operation) {
     double start = MPI_Wtime();
-    for (int polls = 0;; polls++) {
+    for (;;) {
         int done = 0, code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (code != MPI_SUCCESS)
             return mpi_error(code, operation);
@@ -150,7 +150,7 @@ static ra_status await(MPI_Request *request, double timeout_s, const char *opera
         double waited = MPI_Wtime() - start;
         if (waited > timeout_s)
             return ra_link_error(RA_ERR_TIMEOUT, "making a comm: a rank did not answer within %g s (%s)", timeout_s, operation);
-        rest(polls, waited);
+        rest(waited);
     }
 }
 
@@ -246,12 +246,12 @@ static ra_status enter(struct mpi_link *l) {
 /* Waits a while for the other ranks on the board: until all are closed, or until none is inside. */
 static void await_others(const struct mpi_link *l, bool closed) {
     double start = MPI_Wtime(), waited = 0;
-    for (int r = 0, polls = 0; r < l->size && waited < PATIENCE_S;) {
+    for (int r = 0; r < l->size && waited < PATIENCE_S;) {
         int state = shares_board(l, r) && r != l->rank ? atomic_load(&l->board->ranks[r].state) : CLOSED;
         if ((closed ? state == CLOSED : state != INSIDE) || rank_exited(l, r)) {
             r++;
         } else {
-            rest(100 + polls++, waited);
+            rest(waited);
             waited = MPI_Wtime() - start;
         }
     }
@@ -463,7 +463,7 @@ static ra_status gather_timed_out(const struct mpi_link *l, double timeout_s) {
 
 static ra_status await_gather(struct mpi_link *l, double timeout_s) {
     double start = MPI_Wtime();
-    for (int polls = 0, left = 1; left > 0; polls++) {
+    for (int left = 1; left > 0;) {
         ra_status s = enter(l);
         if (s != RA_OK)
             return s;
@@ -481,7 +481,7 @@ static ra_status await_gather(struct mpi_link *l, double timeout_s) {
         if (s != RA_OK)
             return s;
         if (left > 0)
-            rest(polls, waited);
+            rest(waited);
     }
     return RA_OK;
 }
@@ -544,8 +544,8 @@ static void mpi_fail(void *self, ra_status status, const char *why) {
             send_notices(l, status, why);
         cancel_receives(l);
         double start = MPI_Wtime();
-        for (int polls = 0; !settle(l) && MPI_Wtime() - start < PATIENCE_S; polls++)
-            rest(polls, MPI_Wtime() - start);
+        while (!settle(l) && MPI_Wtime() - start < PATIENCE_S)
+            rest(MPI_Wtime() - start);
     }
     set_state(l, CLOSED);
     await_others(l, true);

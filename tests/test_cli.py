@@ -218,10 +218,10 @@ class Options(Case):
         page = os.path.join(HERE, "../man/ringattn.1")
         if not os.path.exists(page):
             self.skipTest("man/ringattn.1 is not there")
-        text = slurp(page).decode().replace("\\-", "-")
+        text = slurp(page).decode()
         for command in ("attend", "verify", "bench", "info"):
             for option in re.findall(r"--([A-Za-z-]+)", self.ringattn(command, "--help").stdout):
-                self.assertRegex(text, r"(Fl Fl |--)%s\b" % option)
+                self.assertRegex(text, r"Fl -%s\b" % option)
 
     def test_a_full_stdout_is_an_error(self):
         if not os.path.exists("/dev/full"):

@@ -167,7 +167,7 @@ static int report_phase(job *j) {
 static int compute_phase(job *j) {
     const options *o = j->w->o;
     worker_note(j->w, "computing");
-    return run_passes(&j->run, o->repeat ? (int)o->repeat : 1, 0, wants_peak(o));
+    return run_passes(&j->run, o->repeat ? (int)o->repeat : 1, 0, wants_peak(o) ? 0.05 : 0);
 }
 
 static void attend_body(worker *w, void *user) {

@@ -8,8 +8,6 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#define PEAK_SECONDS 0.05
-
 static void print_plan(const run *r) {
     size_t n = ra_plan_print(r->plan, NULL, 0) + 1;
     char *text = malloc(n);
@@ -118,26 +116,26 @@ static int repeat_pass(run *r, int backward, int repeat, int median, pass_report
 }
 
 /* All ranks at once, and nobody computing meanwhile. Collective. */
-static int measure_peak_together(worker *w, double *gflops) {
-    const struct timespec as_long = {.tv_nsec = (long)(PEAK_SECONDS * 1e9)};
+static int measure_peak(worker *w, double seconds, double *gflops) {
+    const struct timespec as_long = {.tv_nsec = (long)(seconds * 1e9)};
     if (worker_agree(w))
         return -1;
     if (w->peak_threads)
-        *gflops = ra_measure_peak(w->peak_threads, PEAK_SECONDS);
+        *gflops = ra_measure_peak(w->peak_threads, seconds);
     else
         nanosleep(&as_long, NULL); /* waiting for the others may spin, and take from them what they measure */
     return worker_agree(w);
 }
 
-int run_passes(run *r, int repeat, int median, int measure_peak) {
+int run_passes(run *r, int repeat, int median, double peak_seconds) {
     rank_report *x = &r->report;
-    if (measure_peak && measure_peak_together(r->w, &x->peak_before))
+    if (peak_seconds > 0 && measure_peak(r->w, peak_seconds, &x->peak_before))
         return -1;
     if (repeat_pass(r, 0, repeat, median, &x->forward))
         return -1;
     if (r->t->problem.backward && repeat_pass(r, 1, repeat, median, &x->backward))
         return -1;
-    if (measure_peak && measure_peak_together(r->w, &x->peak_after))
+    if (peak_seconds > 0 && measure_peak(r->w, peak_seconds, &x->peak_after))
         return -1;
     x->resident_bytes = resident_bytes();
     return 0;

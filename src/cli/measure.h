@@ -30,9 +30,9 @@ typedef struct run {
 int run_open(run *r, worker *w, tensors *t);
 void run_close(run *r);
 
-/* The passes, o->repeat times: the fastest, by its slowest rank, counts; with `median` the median. The backward when the problem asks for
- * it. When measure_peak is set, the FMA peak before and after. Collective, failures agreed on. */
-int run_passes(run *r, int repeat, int median, int measure_peak);
+/* The passes, `repeat` times: the fastest, by its slowest rank, counts; with `median` the median. The backward when the problem asks for
+ * it. Before and after, the FMA peak is measured for peak_seconds, less than 1; 0: not at all. Collective, failures agreed on. */
+int run_passes(run *r, int repeat, int median, double peak_seconds);
 
 int64_t resident_bytes(void); /* the most this process has had in memory */
 

@@ -131,11 +131,10 @@ static int read_phase(job *j) {
 }
 
 static void narrow_out(job *j) {
-    rows x = tensors_rows(&j->t, OUT);
-    int64_t elements = x.outer * tensors_local_tokens(&j->t, OUT) * (x.bytes / (int64_t)ra_dtype_size(j->t.dtype[OUT]));
-    if (j->t.dtype[OUT] != j->t.problem.dtype)
-        narrow_in_place(j->t.data[OUT], elements, j->t.problem.dtype);
-    j->t.dtype[OUT] = j->t.problem.dtype;
+    tensors *t = &j->t;
+    if (t->dtype[OUT] != t->problem.dtype)
+        narrow_in_place(t->data[OUT], tensors_elements(t, OUT), t->problem.dtype);
+    t->dtype[OUT] = t->problem.dtype;
 }
 
 static int write_phase(job *j) {

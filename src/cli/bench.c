@@ -35,10 +35,8 @@ static int fill(tensors *t, int rank, failure *f) {
             continue;
         if (tensors_allocate(t, s, s <= DOUT ? p->dtype : RA_F32, f))
             return -1;
-        rows x = tensors_rows(t, s);
-        int64_t n = x.outer * tensors_local_tokens(t, s) * x.bytes / (int64_t)ra_dtype_size(t->dtype[s]);
         if (s <= DOUT)
-            sample_fill(t->data[s], n, p->dtype, (uint64_t)(rank * SLOTS + (int)s));
+            sample_fill(t->data[s], tensors_elements(t, s), p->dtype, (uint64_t)(rank * SLOTS + (int)s));
     }
     return 0;
 }

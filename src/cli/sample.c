@@ -66,14 +66,6 @@ int sample_shape(const options *o, tensors *t, failure *f) {
     return 0;
 }
 
-static int64_t element_count(const tensors *t, slot s) {
-    int64_t shape[4], n = 1;
-    int axes = tensors_shape(t, s, shape);
-    for (int i = 0; i < axes; i++)
-        n *= shape[i];
-    return n;
-}
-
 /* The mask of segments: token i of S is in segment i N / S. */
 static void fill_ids(int32_t *ids, int64_t B, int64_t S, int64_t segments) {
     for (int64_t b = 0; b < B; b++)
@@ -98,9 +90,9 @@ int sample_problem(const options *o, int with_gradients, tensors *t, failure *f)
         if (tensors_allocate(t, s, s <= DOUT ? p->dtype : RA_F32, f))
             return -1;
         if (s == BIAS)
-            fill_bias(t->data[s], element_count(t, s), seed + s);
+            fill_bias(t->data[s], tensors_elements(t, s), seed + s);
         else
-            sample_fill(t->data[s], element_count(t, s), t->dtype[s], seed + s);
+            sample_fill(t->data[s], tensors_elements(t, s), t->dtype[s], seed + s);
     }
     if (!o->segments)
         return 0;

@@ -40,11 +40,15 @@ int tensors_shape(const tensors *t, slot s, int64_t shape[4]) {
     return axes;
 }
 
+static int64_t element_size(const tensors *t, slot s) {
+    return s == Q_IDS || s == KV_IDS ? 4 : (int64_t)ra_dtype_size(t->dtype[s]);
+}
+
 rows tensors_rows(const tensors *t, slot s) {
-    int64_t shape[4], element = s == Q_IDS || s == KV_IDS ? 4 : (int64_t)ra_dtype_size(t->dtype[s]);
+    int64_t shape[4];
     int axes = tensors_shape(t, s, shape);
     int token_axis = axes == 2 || (axes == 4 && s != BIAS && t->order == ORDER_BSHD) ? 1 : 2;
-    rows x = {.outer = 1, .tokens = shape[token_axis], .bytes = element};
+    rows x = {.outer = 1, .tokens = shape[token_axis], .bytes = element_size(t, s)};
     for (int i = 0; i < token_axis; i++)
         x.outer *= shape[i];
     for (int i = token_axis + 1; i < axes; i++)
@@ -57,6 +61,11 @@ int64_t tensors_local_tokens(const tensors *t, slot s) {
     if (tensors_rows(t, s).whole)
         return 1;
     return ra_shard_size(t->problem.layout, tokens_of(t, s), t->P, t->r);
+}
+
+int64_t tensors_elements(const tensors *t, slot s) {
+    rows x = tensors_rows(t, s);
+    return x.outer * tensors_local_tokens(t, s) * (x.bytes / element_size(t, s));
 }
 
 int64_t tensors_run(const tensors *t, slot s, int64_t from, int64_t *position) {

@@ -32,6 +32,7 @@ int tensors_shape(const tensors *t, slot s, int64_t shape[4]);
 
 rows tensors_rows(const tensors *t, slot s);
 int64_t tensors_local_tokens(const tensors *t, slot s);
+int64_t tensors_elements(const tensors *t, slot s); /* of this rank's rows */
 
 /* The longest run of local tokens from t on that are neighbours in the sequence too, and where in the sequence it begins. */
 int64_t tensors_run(const tensors *t, slot s, int64_t from, int64_t *position);

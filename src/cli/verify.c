@@ -132,22 +132,14 @@ static double largest(const double *x, int64_t n) {
     return most;
 }
 
-static int64_t element_count(const tensors *t, slot s) {
-    int64_t shape[4], n = 1;
-    int axes = tensors_shape(t, s, shape);
-    for (int i = 0; i < axes; i++)
-        n *= shape[i];
-    return n;
-}
-
 static double largest_of(const tensors *t, slot s) {
     int64_t shape[4];
     double most = 0;
     if (!t->data[s])
         return 0;
     tensors_shape(t, s, shape);
-    ra_tensor dense = ra_tensor_bshd(t->data[s], t->dtype[s], 1, 1, element_count(t, s));
-    for (int64_t i = 0; i < element_count(t, s); i++) {
+    ra_tensor dense = ra_tensor_bshd(t->data[s], t->dtype[s], 1, 1, tensors_elements(t, s));
+    for (int64_t i = 0; i < tensors_elements(t, s); i++) {
         double x = fabs(oracle_load(&dense, 0, 0, 0, i));
         most = isfinite(x) && x > most ? x : most;
     }
@@ -172,7 +164,7 @@ static void set_bounds(verification *v) {
     for (int i = 0; i < COMPARED; i++) {
         if (!v->reference[i])
             continue;
-        double size = largest(v->reference[i], element_count(&v->whole, compared[i]));
+        double size = largest(v->reference[i], tensors_elements(&v->whole, compared[i]));
         double terms = 3e-3 * size_of_terms(v, compared[i]);
         v->bound[i] = tolerance * (size > terms ? size : terms);
         if (compared[i] == LSE) /* a logarithm: its error does not shrink with it */
@@ -260,33 +252,43 @@ static int verify_random(verification *v, crew *c, int brief) {
     return status;
 }
 
-/* The file's own out, lse, dq, dk, dv as references, widened and in (b, t, h, d) order. */
+/* A tensor of the whole problem in double and in (b, t, h, d) order; lse as it is. NULL without memory. */
+static double *widen(const tensors *whole, slot s) {
+    int64_t n = tensors_elements(whole, s), shape[4] = {1, 1, 1, n};
+    int token = whole->order == ORDER_BSHD ? 1 : 2;
+    ra_tensor view = ra_tensor_bshd(whole->data[s], whole->dtype[s], 1, 1, n);
+    if (s != LSE) {
+        tensors_shape(whole, s, shape);
+        view = tensors_view(whole, s);
+    }
+    double *wide = malloc((size_t)(n + 1) * sizeof *wide), *at = wide;
+    for (int64_t b = 0; wide && b < shape[0]; b++)
+        for (int64_t t = 0; t < shape[token]; t++)
+            for (int64_t h = 0; h < shape[3 - token]; h++)
+                for (int64_t d = 0; d < shape[3]; d++)
+                    *at++ = oracle_load(&view, b, t, h, d);
+    return wide;
+}
+
+/* The file's own out, lse, dq, dk, dv as references. */
 static int read_references(verification *v, const input *in, double *reference[COMPARED], failure *f) {
-    for (int i = 0; i < COMPARED; i++) {
+    tensors *whole = &v->whole;
+    for (int i = 0; i < (whole->problem.backward ? COMPARED : 2); i++) {
         slot s = compared[i];
         const st_tensor *x = in->tensor[s];
         int64_t shape[4];
-        int axes = tensors_shape(&v->whole, s, shape);
-        if (!x || (i >= 2 && !v->whole.problem.backward))
+        int axes = tensors_shape(whole, s, shape);
+        if (!x)
             continue;
         if (strcmp(x->dtype, "F32") != 0 || x->axes != axes || memcmp(x->shape, shape, (size_t)axes * sizeof shape[0]) != 0) {
             fprintf(stderr, "ringattn: note: %s: tensor %s is not F32 of the result's shape and is not compared\n", in->path, x->name);
             continue;
         }
-        if (tensors_allocate(&v->whole, s, RA_F32, f) || rank_read(&v->whole, s, in->fd, x, in->path, f))
+        if (tensors_allocate(whole, s, RA_F32, f) || rank_read(whole, s, in->fd, x, in->path, f))
             return -1;
-        int64_t n = element_count(&v->whole, s), token = v->whole.order == ORDER_BSHD ? 1 : 2;
-        double *to = reference[i] = malloc((size_t)(n + 1) * sizeof *to);
-        if (!to)
-            return fail_memory(f, n * 8, "a reference");
-        ra_tensor view = s == LSE ? ra_tensor_bshd(v->whole.data[s], RA_F32, 1, 1, n) : tensors_view(&v->whole, s);
-        int64_t B = s == LSE ? 1 : shape[0], T = s == LSE ? 1 : shape[token], H = s == LSE ? 1 : shape[3 - token],
-                D = s == LSE ? n : shape[3];
-        for (int64_t b = 0; b < B; b++)
-            for (int64_t t = 0; t < T; t++)
-                for (int64_t h = 0; h < H; h++)
-                    for (int64_t d = 0; d < D; d++)
-                        *to++ = oracle_load(&view, b, t, h, d);
+        reference[i] = widen(whole, s);
+        if (!reference[i])
+            return fail_memory(f, tensors_elements(whole, s) * 8, "a reference");
     }
     return 0;
 }

@@ -40,7 +40,7 @@ struct ra__kernels {
     void (*pack_lanes)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale);
     void (*pack_rows)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale);
     void (*pack_cols)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale);
-    /* The inverse of pack_lanes: n <= lanes rows of length k, row i multiplied by lane_scale[i] (NULL: 1). */
+    /* The inverse of pack_lanes: n <= lanes rows of length k, row i multiplied by lane_scale[i] (NULL: 1), lane_scale [lanes]. */
     void (*unpack_lanes)(float *dst, int64_t ld, const float *src, int64_t n, int64_t k, const float *lane_scale);
 
     void (*scale_lanes)(float *panel, int64_t k, const float *factor); /* panel[k][lane] *= factor[lane] */

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import struct
@@ -594,9 +595,14 @@ class Golden(Case):
 
 
 def launchers():
-    for name, path in MPIRUN.items():
-        if path and os.path.exists(path):
-            yield name, [path, *(["--oversubscribe"] if name == "openmpi" else [])]
+    """The commands in RA_MPIRUN_*, which may have options. One that is set but not there is an error, not a skip."""
+    for name, command in MPIRUN.items():
+        if not command:
+            continue
+        words = shlex.split(command)
+        if not shutil.which(words[0]):
+            raise FileNotFoundError("RA_MPIRUN_%s: there is no %s" % (name.upper(), words[0]))
+        yield name, words + (["--oversubscribe"] if name == "openmpi" and "--oversubscribe" not in words else [])
 
 
 class Mpi(Case):

@@ -391,14 +391,21 @@ static ra_status check_length(const ra_link_request *m, const MPI_Status *status
                          (long long)m->i[BYTES]);
 }
 
+/* Perhaps a message is complete, and only its turn to be tested has not come. */
+static bool is_unfinished(const ra_link_request *m) {
+    int complete = 0;
+    return MPI_Request_get_status(get_request(m), &complete, MPI_STATUS_IGNORE) == MPI_SUCCESS && !complete;
+}
+
 static ra_status check_pending_exits(struct mpi_link *l) {
-    for (const ra_link_request *m = l->pending; m; m = m->p[NEXT]) {
-        int complete = 0; /* perhaps it is, and only its turn to be tested has not come */
-        if (rank_exited(l, (int)m->i[PEER]) && MPI_Request_get_status(get_request(m), &complete, MPI_STATUS_IGNORE) == MPI_SUCCESS &&
-            !complete)
-            return suspect(l, (int)m->i[PEER]);
-    }
-    return suspect(l, -1);
+    ra_status s = enter(l);
+    if (s != RA_OK)
+        return s;
+    const ra_link_request *m = l->pending;
+    while (m && !(rank_exited(l, (int)m->i[PEER]) && is_unfinished(m)))
+        m = m->p[NEXT];
+    set_state(l, OUTSIDE);
+    return suspect(l, m ? (int)m->i[PEER] : -1);
 }
 
 static ra_status mpi_test(void *self, ra_link_request *m, int *done) {
@@ -673,7 +680,12 @@ static ra_status meet(struct mpi_link *l, MPI_Comm mpi_comm, double timeout_s) {
     ra_status s = duplicate(mpi_comm, &l->ring, timeout_s);
     if (s == RA_OK)
         s = duplicate(mpi_comm, &l->control, timeout_s);
-    return s == RA_OK ? introduce(l, timeout_s) : s;
+    if (s != RA_OK)
+        return s; /* without communicators nobody can be told */
+    s = introduce(l, timeout_s);
+    if (s != RA_OK)
+        mpi_fail(l, s, ra_last_error());
+    return s;
 }
 
 static ra_status wrap(struct mpi_link *l, const ra_comm_options *options, ra_comm **comm) {

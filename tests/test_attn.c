@@ -1,0 +1,829 @@
+/* The drivers of one rank, fed by hand: odd tiles, empty blocks, blocks in any order, every storage of the operands, each mask, against the
+ * oracle; what NaN, infinity and garbage may and may not reach; errors against those of a plain fp32 loop (cases 4, 5, 6, 21, 29, 30, 52).
+ */
+#include "block/block.h"
+#include "block/tiles.h"
+#include "harness.h"
+#include "ring/layout.h"
+
+enum { MAX_BLOCKS = 12 };
+
+static bool small(void) {
+    return getenv("RA_TEST_SMALL") != NULL;
+}
+
+/* ---- tensors with extents ---- */
+
+struct grid {
+    ra_tensor t;
+    int64_t n[4];
+};
+
+/* order: 0 b,t,h,d; 1 b,h,t,d; 2 as 0 with two unused elements after each; 3 d,h,t fastest last: a row's elements lie far apart. */
+static struct grid grid_new(int64_t B, int64_t T, int64_t H, int64_t D, ra_dtype dtype, int order) {
+    const int64_t strides[4][4] = {
+        {T * H * D, H * D, D, 1}, {H * T * D, D, T * D, 1}, {3 * T * H * D, 3 * H * D, 3 * D, 3}, {D * H * T, 1, T, H * T}};
+    struct grid g = {.t = {.dtype = dtype}, .n = {B, T, H, D}};
+    memcpy(g.t.stride, strides[order], sizeof g.t.stride);
+    const size_t bytes = (size_t)(3 * B * T * H * D) * ra_dtype_size(dtype);
+    g.t.data = malloc(bytes + 1);
+    memset(g.t.data, 0xff, bytes); /* NaN in every type */
+    return g;
+}
+
+static void grid_set(const struct grid *g, int64_t b, int64_t t, int64_t h, int64_t d, double value) {
+    const int64_t *s = g->t.stride;
+    put_value(g->t.data, g->t.dtype, b * s[0] + t * s[1] + h * s[2] + d * s[3], value);
+}
+
+static double grid_get(const struct grid *g, int64_t b, int64_t t, int64_t h, int64_t d) {
+    return oracle_load(&g->t, b, t, h, d);
+}
+
+typedef double value_fn(const struct grid *g, int64_t b, int64_t t, int64_t h, int64_t d);
+
+static double random_value(const struct grid *g, int64_t b, int64_t t, int64_t h, int64_t d) {
+    (void)g, (void)b, (void)t, (void)h, (void)d;
+    return normal();
+}
+
+static struct grid grid_filled(int64_t B, int64_t T, int64_t H, int64_t D, ra_dtype dtype, int order, value_fn *value) {
+    struct grid g = grid_new(B, T, H, D, dtype, order);
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t t = 0; t < T; t++)
+            for (int64_t h = 0; h < H; h++)
+                for (int64_t d = 0; d < D; d++)
+                    grid_set(&g, b, t, h, d, value(&g, b, t, h, d));
+    return g;
+}
+
+/* The tokens at `position`, in a tensor of their own. */
+static struct grid grid_tokens(const struct grid *from, const int64_t *position, int64_t T, int order) {
+    struct grid g = grid_new(from->n[0], T, from->n[2], from->n[3], from->t.dtype, order);
+    for (int64_t b = 0; b < g.n[0]; b++)
+        for (int64_t t = 0; t < T; t++)
+            for (int64_t h = 0; h < g.n[2]; h++)
+                for (int64_t d = 0; d < g.n[3]; d++)
+                    grid_set(&g, b, t, h, d, grid_get(from, b, position[t], h, d));
+    return g;
+}
+
+/* ---- one problem, and how it is to be computed ---- */
+
+struct job {
+    ra_problem p;
+    struct grid q, k, v, dout, bias; /* whole sequences */
+    float *dlse;
+    int32_t *q_ids, *kv_ids;
+
+    int P;                         /* keys are cut into the shards of P ranks ... */
+    ra_layout layout;              /* ... of this layout ... */
+    int order[MAX_BLOCKS], blocks; /* ... and arrive in this order; -1: an empty block */
+    bool two_stretches;            /* of queries */
+    int threads, tensor_order;
+    int64_t q_tile, k_tile, q_tile_b, k_tile_b;
+    ra_dtype out_type;
+    bool no_dout, no_dlse, no_dq, no_lse;
+
+    float *out, *lse, *dq, *dk, *dv; /* dense, b, t, h, d */
+    int64_t pairs, pairs_backward;
+};
+
+/* Sizes are set by the caller in j->p; everything else gets a usual value. */
+static void job_make(struct job *j, value_fn *q, value_fn *k, value_fn *v, value_fn *dout) {
+    ra_problem *p = &j->p;
+    const struct ra__kernels *kernels = ra__kernels();
+    p->backward = 1;
+    j->q = grid_filled(p->B, p->Sq, p->H, p->D, p->dtype, j->tensor_order, q);
+    j->k = grid_filled(p->B, p->Skv, p->G, p->D, p->dtype, 0, k);
+    j->v = grid_filled(p->B, p->Skv, p->G, p->Dv, p->dtype, 0, v);
+    j->dout = grid_filled(p->B, p->Sq, p->H, p->Dv, p->dtype, j->tensor_order, dout);
+    j->dlse = filled(p->B * p->H * p->Sq, RA_F32, 0.5);
+    j->out = poisoned(q_numel(p, p->Dv));
+    j->lse = poisoned(q_numel(p, 1));
+    j->dq = poisoned(q_numel(p, p->D));
+    j->dk = poisoned(kv_numel(p, p->D));
+    j->dv = poisoned(kv_numel(p, p->Dv));
+    j->threads = 1;
+    j->P = j->blocks = 1;
+    j->q_tile = j->k_tile_b = 2 * kernels->lanes;
+    j->k_tile = 4 * kernels->rows;
+    j->q_tile_b = 3 * kernels->rows;
+}
+
+static struct job random_job(int64_t Sq, int64_t Skv, int64_t D, int64_t Dv) {
+    struct job j = {.P = 1};
+    ra_problem_init(&j.p);
+    j.p.Sq = Sq;
+    j.p.Skv = Skv;
+    j.p.D = D;
+    j.p.Dv = Dv;
+    return j;
+}
+
+static void job_free(struct job *j) {
+    void *all[] = {j->q.t.data, j->k.t.data, j->v.t.data, j->dout.t.data, j->bias.t.data, j->dlse, j->q_ids,
+                   j->kv_ids,   j->out,      j->lse,      j->dq,          j->dk,          j->dv};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+static oracle_result job_oracle(const struct job *j) {
+    oracle_inputs in = {.q = j->q.t, .k = j->k.t, .v = j->v.t, .bias = j->bias.t, .dout = j->dout.t, .dlse = j->dlse};
+    oracle_result o = {0};
+    if (j->no_dout)
+        in.dout.data = NULL;
+    if (j->no_dlse)
+        in.dlse = NULL;
+    CHECK_OK(oracle_attention(&j->p, &in, &o));
+    return o;
+}
+
+/* ---- running it ---- */
+
+/* Rows end at a watched fringe; whoever reads what was never written meets NaN. */
+static char *workspace_new(int64_t bytes) {
+    char *w = NULL;
+    CHECK(bytes >= 0 && bytes % 64 == 0);
+    if (!(w = aligned_alloc(64, (size_t)bytes + 64)))
+        exit(1);
+    memset(w, 0xff, (size_t)bytes);
+    memset(w + bytes, 0x5a, 64);
+    return w;
+}
+
+static void workspace_free(char *w, int64_t bytes) {
+    for (int i = 0; i < 64; i++)
+        CHECK(w[bytes + i] == 0x5a);
+    free(w);
+}
+
+struct block {
+    struct ra__kv_block kv;
+    struct grid k, v;
+    int64_t *position;
+    int32_t *segment;
+};
+
+static struct block block_of(const struct job *j, int index) {
+    struct block x = {.kv = {.T = 0}};
+    if (index < 0)
+        return x;
+    const struct ra__shard s = ra__layout_shard(j->layout, j->p.Skv, j->P, index);
+    x.position = malloc((size_t)(s.T + 1) * sizeof *x.position);
+    ra__shard_positions(&s, x.position);
+    x.k = grid_tokens(&j->k, x.position, s.T, j->tensor_order);
+    x.v = grid_tokens(&j->v, x.position, s.T, j->tensor_order);
+    if (j->kv_ids) {
+        x.segment = malloc((size_t)(j->p.B * s.T + 1) * sizeof *x.segment);
+        for (int64_t b = 0; b < j->p.B; b++)
+            for (int64_t t = 0; t < s.T; t++)
+                x.segment[b * s.T + t] = j->kv_ids[b * j->p.Skv + x.position[t]];
+    }
+    x.kv = (struct ra__kv_block){x.k.t, x.v.t, s.T, s.stretches, x.position, x.segment};
+    return x;
+}
+
+static void block_free(struct block *x) {
+    free(x->k.t.data);
+    free(x->v.t.data);
+    free(x->position);
+    free(x->segment);
+}
+
+static int64_t longest_block(const struct job *j) {
+    int64_t longest = 0;
+    for (int i = 0; i < j->P; i++) {
+        int64_t T = ra__layout_shard(j->layout, j->p.Skv, j->P, i).T;
+        longest = T > longest ? T : longest;
+    }
+    return longest;
+}
+
+static void count_poll(void *arg) {
+    ++*(int *)arg;
+}
+
+static void run_forward(struct job *j, const struct ra__attn *a, const struct ra__q_shard *q, struct grid *out) {
+    const int64_t longest = longest_block(j), bytes = ra__forward_bytes(a, &q->stretches, longest, j->blocks > 1);
+    int polls = 0;
+    struct ra__forward f = {.a = a,
+                            .q_shard = *q,
+                            .q = j->q.t,
+                            .out = out->t,
+                            .lse = j->no_lse ? NULL : j->lse,
+                            .workspace = workspace_new(bytes),
+                            .Tk_max = longest,
+                            .keep_state = j->blocks > 1};
+    for (int i = 0; i < j->blocks; i++) {
+        struct block x = block_of(j, j->order[i]);
+        ra__forward_block(&f, &x.kv, i == 0, i == j->blocks - 1, (struct ra__poll){count_poll, &polls});
+        block_free(&x);
+    }
+    CHECK(polls > 0 || longest == 0 || j->threads > 1 || j->p.Sq == 0);
+    j->pairs = f.pairs;
+    workspace_free(f.workspace, bytes);
+}
+
+/* dk, dv of one block, to their tokens. */
+static void scatter(const struct job *j, const struct block *x, const float *block, float *whole, int64_t width) {
+    const int64_t B = j->p.B, G = j->p.G, T = x->kv.T;
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t g = 0; g < G; g++)
+            for (int64_t t = 0; t < T; t++)
+                memcpy(whole + ((b * j->p.Skv + x->position[t]) * G + g) * width, block + ((b * G + g) * T + t) * width,
+                       (size_t)width * sizeof *whole);
+}
+
+static void run_backward(struct job *j, const struct ra__attn *a, const struct ra__q_shard *q, const struct grid *out, struct grid *dq) {
+    const int64_t longest = longest_block(j), bytes = ra__backward_bytes(a, &q->stretches, longest);
+    struct ra__backward w = {.a = a,
+                             .q_shard = *q,
+                             .q = j->q.t,
+                             .out = out->t,
+                             .dout = j->dout.t,
+                             .dq = dq->t,
+                             .lse = j->lse,
+                             .dlse = j->no_dlse ? NULL : j->dlse,
+                             .workspace = workspace_new(bytes),
+                             .Tk_max = longest};
+    if (j->no_dout)
+        w.dout.data = NULL, w.out.data = NULL;
+    if (j->no_dq)
+        w.dq.data = NULL;
+    ra__backward_begin(&w);
+    for (int i = 0; i < j->blocks; i++) {
+        struct block x = block_of(j, j->order[i]);
+        float *dk = poisoned(j->p.B * j->p.G * x.kv.T * j->p.D), *dv = poisoned(j->p.B * j->p.G * x.kv.T * j->p.Dv);
+        ra__backward_block(&w, &x.kv, dk, dv, (struct ra__poll){NULL, NULL});
+        scatter(j, &x, dk, j->dk, j->p.D);
+        scatter(j, &x, dv, j->dv, j->p.Dv);
+        free(dk);
+        free(dv);
+        block_free(&x);
+    }
+    ra__backward_end(&w);
+    j->pairs_backward = w.pairs;
+    workspace_free(w.workspace, bytes);
+}
+
+static void flatten(const struct grid *g, float *to) {
+    for (int64_t b = 0; b < g->n[0]; b++)
+        for (int64_t t = 0; t < g->n[1]; t++)
+            for (int64_t h = 0; h < g->n[2]; h++)
+                for (int64_t d = 0; d < g->n[3]; d++)
+                    *to++ = (float)grid_get(g, b, t, h, d);
+}
+
+static void run(struct job *j) {
+    const ra_problem *p = &j->p;
+    const ra_mask *m = &p->mask;
+    const double scale = isnan(p->scale) ? 1 / sqrt((double)p->D) : p->scale;
+    struct ra__attn a = {.k = ra__kernels(),
+                         .B = p->B,
+                         .H = p->H,
+                         .G = p->G,
+                         .D = p->D,
+                         .Dv = p->Dv,
+                         .scale = (float)scale,
+                         .scale_log2 = (float)(scale * 1.4426950408889634),
+                         .threads = j->threads,
+                         .q_tile = j->q_tile,
+                         .k_tile = j->k_tile,
+                         .q_tile_b = j->q_tile_b,
+                         .k_tile_b = j->k_tile_b};
+    int64_t *last = malloc((size_t)(p->Sq + 1) * sizeof *last);
+    for (int64_t i = 0; i < p->Sq; i++)
+        last[i] = m->causal || m->causal_block
+                      ? ra__mask_last_key(i, m->align == RA_ALIGN_BOTTOM_RIGHT ? p->Skv - p->Sq : 0, m->causal ? 1 : m->causal_block)
+                      : INT64_MAX;
+    const struct ra__shard s = ra__layout_shard(j->two_stretches ? RA_ZIGZAG : RA_CONTIGUOUS, p->Sq, 1, 0);
+    const struct ra__q_shard q = {p->Sq, s.stretches, last, j->q_ids, j->bias.t.data ? &j->bias.t : NULL};
+    struct grid out = grid_new(p->B, p->Sq, p->H, p->Dv, j->out_type, j->tensor_order);
+    struct grid dq = grid_new(p->B, p->Sq, p->H, p->D, RA_F32, j->tensor_order);
+    run_forward(j, &a, &q, &out);
+    if (!j->no_lse)
+        run_backward(j, &a, &q, &out, &dq);
+    flatten(&out, j->out);
+    flatten(&dq, j->dq);
+    free(out.t.data);
+    free(dq.t.data);
+    free(last);
+}
+
+static int64_t visible_pairs(const struct job *j) {
+    const ra_problem *p = &j->p;
+    int64_t n = 0;
+    for (int64_t b = 0; b < p->B; b++)
+        for (int64_t h = 0; h < p->H; h++)
+            for (int64_t i = 0; i < p->Sq; i++)
+                for (int64_t k = 0; k < p->Skv; k++)
+                    n += oracle_sees(p, &j->bias.t, b, h, i, k);
+    return n;
+}
+
+static bool run_and_check(struct job *j, double bound, const char *name) {
+    const ra_problem *p = &j->p;
+    run(j);
+    oracle_result o = job_oracle(j);
+    const double out = relative_error(j->out, o.out, q_numel(p, p->Dv), 0.1);
+    const double lse = j->no_lse ? 0 : relative_error(j->lse, o.lse, q_numel(p, 1), 1);
+    const double dq = j->no_dq || j->no_lse ? 0 : relative_error(j->dq, o.dq, q_numel(p, p->D), 0.1);
+    const double dk = j->no_lse ? 0 : relative_error(j->dk, o.dk, kv_numel(p, p->D), 0.1);
+    const double dv = j->no_lse ? 0 : relative_error(j->dv, o.dv, kv_numel(p, p->Dv), 0.1);
+    oracle_result_free(&o);
+    bool ok =
+        CHECK_MSG(out <= bound && lse <= 2e-6 && dq <= bound && dk <= bound && dv <= bound,
+                  "%s: Sq %lld Skv %lld H %lld G %lld D %lld Dv %lld, tiles %lldx%lld %lldx%lld, %d blocks of %d, order %d: out %.2g lse "
+                  "%.2g dq %.2g dk %.2g dv %.2g",
+                  name, (long long)p->Sq, (long long)p->Skv, (long long)p->H, (long long)p->G, (long long)p->D, (long long)p->Dv,
+                  (long long)j->q_tile, (long long)j->k_tile, (long long)j->q_tile_b, (long long)j->k_tile_b, j->blocks, j->P,
+                  j->tensor_order, out, lse, dq, dk, dv);
+    ok &= CHECK_EQ_INT(j->pairs, visible_pairs(j));
+    return ok && (j->no_lse || CHECK_EQ_INT(j->pairs_backward, j->pairs));
+}
+
+/* ---- tiles, blocks, storage, masks ---- */
+
+static int64_t below(int64_t n) {
+    return (int64_t)(uniform() * (double)n);
+}
+
+static void choose_tiles(struct job *j) {
+    const struct ra__kernels *k = ra__kernels();
+    j->q_tile = k->lanes * (1 + below(4));
+    j->k_tile = k->rows * (1 + below(9));
+    j->q_tile_b = k->rows * (1 + below(9));
+    j->k_tile_b = k->lanes * (1 + below(4));
+}
+
+/* All P shards in a random order, empty blocks in between. */
+static void choose_blocks(struct job *j) {
+    j->P = 1 + (int)below(5);
+    j->layout = (ra_layout)below(3);
+    j->blocks = 0;
+    for (int i = 0; i < j->P; i++) {
+        if (below(4) == 0)
+            j->order[j->blocks++] = -1;
+        j->order[j->blocks++] = i;
+    }
+    for (int i = j->blocks - 1; i > 0; i--) {
+        const int other = (int)below(i + 1), t = j->order[i];
+        j->order[i] = j->order[other];
+        j->order[other] = t;
+    }
+}
+
+static void choose_mask(struct job *j) {
+    ra_mask *m = &j->p.mask;
+    const int64_t kind = below(4);
+    m->causal = kind == 1;
+    m->causal_block = kind == 2 ? 1 + below(20) : 0;
+    m->align = kind == 0 ? RA_ALIGN_NONE : below(2) ? RA_ALIGN_TOP_LEFT : RA_ALIGN_BOTTOM_RIGHT;
+    if (below(3) == 0) {
+        const int64_t document = 1 + below(40);
+        j->q_ids = malloc((size_t)(j->p.B * j->p.Sq + 1) * sizeof *j->q_ids);
+        j->kv_ids = malloc((size_t)(j->p.B * j->p.Skv + 1) * sizeof *j->kv_ids);
+        for (int64_t i = 0; i < j->p.B * j->p.Sq; i++)
+            j->q_ids[i] = (int32_t)(i / document);
+        for (int64_t i = 0; i < j->p.B * j->p.Skv; i++)
+            j->kv_ids[i] = (int32_t)(i / document + below(9) / 8);
+        m->q_segment_ids = j->q_ids;
+        m->kv_segment_ids = j->kv_ids;
+    }
+    if (below(3) == 0) {
+        const int64_t nb = below(2) ? j->p.B : 1, nh = below(2) ? j->p.H : 1, nt = below(2) ? j->p.Sq : 1;
+        j->bias = grid_filled(nb, nt, nh, j->p.Skv, (ra_dtype)below(3), (int)below(4), random_value);
+        for (int64_t i = 0; i < nb * nt * nh * j->p.Skv / 4; i++)
+            grid_set(&j->bias, below(nb), below(nt), below(nh), below(j->p.Skv), -INFINITY);
+        const int64_t extents[3] = {nb, nt, nh};
+        for (int i = 0; i < 3; i++)
+            if (extents[i] == 1)
+                j->bias.t.stride[i] = 0;
+    }
+}
+
+static void anything(void) {
+    static const int64_t sizes[] = {1, 2, 3, 5, 8, 16, 17, 24, 33, 40, 64};
+    for (int trial = 0; trial < (small() ? 60 : 600); trial++) {
+        struct job j = random_job(1 + below(140), 1 + below(140), sizes[below(11)], sizes[below(11)]);
+        j.p.B = 1 + below(2);
+        j.p.G = 1 + below(2);
+        j.p.H = j.p.G * (1 + below(3));
+        j.p.dtype = (ra_dtype)(below(2) * below(3));
+        j.p.scale = below(3) ? NAN : 2 * uniform() - 1;
+        j.tensor_order = (int)below(4);
+        job_make(&j, random_value, random_value, random_value, random_value);
+        choose_tiles(&j);
+        choose_blocks(&j);
+        choose_mask(&j);
+        j.two_stretches = below(2);
+        j.threads = 1 + (int)below(3);
+        j.no_dout = below(8) == 0;
+        j.no_dlse = below(4) == 0;
+        j.no_dq = below(8) == 0;
+        j.no_lse = below(10) == 0;
+        const bool ok = run_and_check(&j, 4e-6, "anything");
+        job_free(&j);
+        if (!ok)
+            return;
+    }
+}
+
+/* Tiles as small as they get and larger than the problem, around every remainder. */
+static void every_remainder(void) {
+    const struct ra__kernels *k = ra__kernels();
+    const int64_t step = small() ? 7 : 1;
+    for (int64_t n = 1; n <= 2 * k->lanes + 1; n += step)
+        for (int variant = 0; variant < 4; variant++) {
+            struct job j = random_job(variant & 1 ? n : 37, variant & 1 ? 37 : n, 7, 9);
+            j.p.mask.causal = 1;
+            j.p.mask.align = RA_ALIGN_BOTTOM_RIGHT;
+            job_make(&j, random_value, random_value, random_value, random_value);
+            j.q_tile = variant & 2 ? k->lanes : 10 * k->lanes;
+            j.k_tile = variant & 2 ? k->rows : 30 * k->rows;
+            j.q_tile_b = j.k_tile;
+            j.k_tile_b = j.q_tile;
+            run_and_check(&j, 4e-6, "remainder");
+            job_free(&j);
+        }
+}
+
+static void every_head_size(void) {
+    for (int64_t n = 1; n <= 2 * ra__kernels()->col_tile + 1; n += small() ? 5 : 1) {
+        struct job j = random_job(19, 23, n, 2 * ra__kernels()->col_tile + 2 - n);
+        job_make(&j, random_value, random_value, random_value, random_value);
+        run_and_check(&j, 4e-6, "head size");
+        job_free(&j);
+    }
+}
+
+/* Nothing but empty blocks, or none of the keys visible: written all the same. */
+static void nothing_visible(void) {
+    for (int variant = 0; variant < 3; variant++) {
+        struct job j = random_job(13, variant == 0 ? 0 : 50, 5, 6);
+        if (variant == 2) { /* bottom right, more queries than keys: the first rows are empty */
+            j.p.Sq = 70;
+            j.p.mask.causal = 1;
+            j.p.mask.align = RA_ALIGN_BOTTOM_RIGHT;
+        }
+        job_make(&j, random_value, random_value, random_value, random_value);
+        if (variant == 1) {
+            j.q_ids = calloc((size_t)j.p.Sq, sizeof *j.q_ids);
+            j.kv_ids = malloc((size_t)j.p.Skv * sizeof *j.kv_ids);
+            for (int64_t i = 0; i < j.p.Skv; i++)
+                j.kv_ids[i] = i % 2 ? 1 : -1; /* the range of ids includes 0, no id is 0 */
+            j.p.mask.q_segment_ids = j.q_ids;
+            j.p.mask.kv_segment_ids = j.kv_ids;
+        }
+        run_and_check(&j, 4e-6, "nothing visible");
+        const int64_t empty = variant == 2 ? 20 : j.p.Sq;
+        for (int64_t i = 0; i < empty; i++) {
+            CHECK(j.lse[i] == -INFINITY);
+            for (int64_t d = 0; d < 6; d++)
+                CHECK(j.out[i * 6 + d] == 0);
+            for (int64_t d = 0; d < 5; d++)
+                CHECK(j.dq[i * 5 + d] == 0);
+        }
+        job_free(&j);
+    }
+}
+
+static bool same(const float *a, const float *b, int64_t n) {
+    return n == 0 || memcmp(a, b, (size_t)n * sizeof *a) == 0;
+}
+
+/* The number of threads and the storage order of operands never change a bit. */
+static void same_bits(void) {
+    struct job first = {.P = 1};
+    for (int variant = 0; variant < 8; variant++) {
+        random_state = 4711;
+        struct job j = random_job(131, 117, 24, 20);
+        j.p.H = 4;
+        j.p.G = 2;
+        j.p.mask.causal_block = 5;
+        j.p.mask.align = RA_ALIGN_BOTTOM_RIGHT;
+        j.tensor_order = variant % 4;
+        job_make(&j, random_value, random_value, random_value, random_value);
+        j.threads = 1 + variant / 2;
+        j.P = j.blocks = 3;
+        for (int i = 0; i < 3; i++)
+            j.order[i] = i;
+        run(&j);
+        if (variant == 0) {
+            first = j;
+            continue;
+        }
+        CHECK(same(first.out, j.out, q_numel(&j.p, j.p.Dv)) && same(first.lse, j.lse, q_numel(&j.p, 1)));
+        CHECK(same(first.dq, j.dq, q_numel(&j.p, j.p.D)) && same(first.dk, j.dk, kv_numel(&j.p, j.p.D)));
+        CHECK(same(first.dv, j.dv, kv_numel(&j.p, j.p.Dv)));
+        job_free(&j);
+    }
+    job_free(&first);
+}
+
+/* ---- what must not leak (case 5) ---- */
+
+static void set_row(struct grid *g, int64_t t, double value) {
+    for (int64_t b = 0; b < g->n[0]; b++)
+        for (int64_t h = 0; h < g->n[2]; h++)
+            for (int64_t d = 0; d < g->n[3]; d++)
+                grid_set(g, b, t, h, d, value);
+}
+
+enum { VALID = 40 };
+
+/* Keys and queries from VALID on are padding: by segments, or by a bias (then padded queries see the valid keys and get zero dout). */
+static struct job padded_job(double garbage, bool by_bias) {
+    random_state = 99;
+    struct job j = random_job(70, 70, 9, 11);
+    j.p.H = 2;
+    j.p.mask.causal = 1;
+    job_make(&j, random_value, random_value, random_value, random_value);
+    choose_tiles(&j);
+    j.P = 2;
+    j.blocks = 2;
+    j.order[1] = 1;
+    for (int64_t t = VALID; t < 70; t++) {
+        set_row(&j.k, t, garbage);
+        set_row(&j.v, t, garbage);
+        if (!by_bias) {
+            set_row(&j.q, t, garbage);
+            set_row(&j.dout, t, garbage);
+            j.dlse[t] = j.dlse[70 + t] = (float)garbage;
+        }
+    }
+    if (by_bias) {
+        j.bias = grid_filled(1, 1, 1, 70, RA_F32, 0, random_value);
+        j.bias.t.stride[0] = j.bias.t.stride[1] = j.bias.t.stride[2] = 0;
+        for (int64_t t = VALID; t < 70; t++)
+            grid_set(&j.bias, 0, 0, 0, t, -INFINITY);
+    } else {
+        j.q_ids = calloc(70, sizeof *j.q_ids);
+        j.kv_ids = calloc(70, sizeof *j.kv_ids);
+        for (int64_t t = VALID; t < 70; t++) {
+            j.q_ids[t] = 2;
+            j.kv_ids[t] = 1;
+        }
+        j.p.mask.q_segment_ids = j.q_ids;
+        j.p.mask.kv_segment_ids = j.kv_ids;
+    }
+    return j;
+}
+
+static void hidden_garbage(void) {
+    static const double garbage[] = {0, NAN, INFINITY, -INFINITY, 1e30, -1e30};
+    for (int by_bias = 0; by_bias < 2; by_bias++) {
+        struct job clean = {.P = 1};
+        for (size_t i = 0; i < sizeof garbage / sizeof *garbage; i++) {
+            struct job j = padded_job(garbage[i], by_bias);
+            const ra_problem *p = &j.p;
+            run(&j);
+            for (int64_t t = VALID; t < 70; t++)
+                for (int64_t d = 0; d < 11; d++)
+                    CHECK((d >= 9 || j.dk[t * 9 + d] == 0) && j.dv[t * 11 + d] == 0);
+            if (i == 0) {
+                clean = j;
+                continue;
+            }
+            CHECK_MSG(same(j.out, clean.out, q_numel(p, p->Dv)) && same(j.lse, clean.lse, q_numel(p, 1)) &&
+                          same(j.dq, clean.dq, q_numel(p, p->D)) && same(j.dk, clean.dk, kv_numel(p, p->D)) &&
+                          same(j.dv, clean.dv, kv_numel(p, p->Dv)),
+                      "hidden %g changes results", garbage[i]);
+            job_free(&j);
+        }
+        for (int64_t t = 0; t < 70; t++) /* the clean run is one */
+            CHECK(by_bias || t < VALID ? isfinite(clean.lse[t]) : clean.lse[t] == -INFINITY && clean.out[t * 22] == 0);
+        job_free(&clean);
+    }
+}
+
+/* ---- where a visible NaN goes (case 4) ---- */
+
+static bool same_double(double a, double b) {
+    return memcmp(&a, &b, sizeof a) == 0;
+}
+
+/* NaN where the oracle has it; the bits of the clean run wherever the oracle is not touched. */
+static void check_spread(const char *what, const float *x, const float *clean, const double *o, const double *o_clean, int64_t n) {
+    int64_t missing = 0, leaked = 0, reached = 0;
+    for (int64_t i = 0; i < n; i++) {
+        missing += isnan(o[i]) && !isnan(x[i]);
+        leaked += same_double(o[i], o_clean[i]) && ra__bits(x[i]) != ra__bits(clean[i]);
+        reached += isnan(o[i]);
+    }
+    CHECK_MSG(missing == 0 && leaked == 0, "%s: NaN is missing in %lld elements of %lld and changes %lld others", what, (long long)missing,
+              (long long)reached, (long long)leaked);
+}
+
+static struct job spread_job(int variant) {
+    random_state = 31337;
+    struct job j = random_job(61, 67, 6, 10);
+    j.p.H = 4;
+    j.p.G = 2;
+    j.p.mask.causal = variant & 1;
+    j.p.mask.align = variant & 1 ? RA_ALIGN_BOTTOM_RIGHT : RA_ALIGN_NONE;
+    job_make(&j, random_value, random_value, random_value, random_value);
+    j.k_tile = 2 * ra__kernels()->rows;
+    j.k_tile_b = j.q_tile = ra__kernels()->lanes;
+    j.P = j.blocks = 3;
+    j.order[0] = 2;
+    j.order[2] = 1;
+    j.layout = variant & 2 ? RA_STRIPED : RA_CONTIGUOUS;
+    return j;
+}
+
+static void poison(struct job *j, int place, int64_t token) {
+    struct grid *grids[] = {&j->q, &j->k, &j->v, &j->dout};
+    if (place < 4)
+        grid_set(grids[place], 0, token, 1, 3, NAN);
+    else
+        j->dlse[j->p.Sq + token] = NAN;
+}
+
+static void visible_nan(void) {
+    static const char *const names[] = {"q", "k", "v", "dout", "dlse"};
+    static const int64_t tokens[] = {0, 5, 40, 60};
+    for (int variant = 0; variant < 4; variant++)
+        for (int place = 0; place < 5; place++)
+            for (int i = 0; i < 4; i++) {
+                struct job clean = spread_job(variant), j = spread_job(variant);
+                poison(&j, place, tokens[i]);
+                run(&clean);
+                run(&j);
+                oracle_result o = job_oracle(&j), oc = job_oracle(&clean);
+                const ra_problem *p = &j.p;
+                int64_t reached = 0;
+                for (int64_t n = 0; n < q_numel(p, p->Dv); n++)
+                    reached += isnan(o.out[n]);
+                CHECK(place > 2 ? reached == 0 : reached > 0);
+                CHECK(place != 2 || (variant & 1) || reached == 2 * p->Sq); /* one column of both heads of the group */
+                char name[64];
+                snprintf(name, sizeof name, "NaN in %s, token %d, variant %d", names[place], (int)tokens[i], variant);
+                check_spread(name, j.out, clean.out, o.out, oc.out, q_numel(p, p->Dv));
+                check_spread(name, j.lse, clean.lse, o.lse, oc.lse, q_numel(p, 1));
+                check_spread(name, j.dq, clean.dq, o.dq, oc.dq, q_numel(p, p->D));
+                check_spread(name, j.dk, clean.dk, o.dk, oc.dk, kv_numel(p, p->D));
+                check_spread(name, j.dv, clean.dv, o.dv, oc.dv, kv_numel(p, p->Dv));
+                oracle_result_free(&o);
+                oracle_result_free(&oc);
+                job_free(&clean);
+                job_free(&j);
+            }
+}
+
+/* An infinite value is infinite in its column of the rows that see it, and nowhere else. */
+static void visible_infinity(void) {
+    struct job clean = spread_job(1), j = spread_job(1);
+    grid_set(&j.v, 0, 20, 1, 3, -INFINITY);
+    run(&clean);
+    run(&j);
+    for (int64_t i = 0; i < j.p.Sq; i++)
+        for (int64_t h = 0; h < 4; h++)
+            for (int64_t d = 0; d < 10; d++) {
+                const int64_t at = (i * 4 + h) * 10 + d;
+                const bool hit = h >= 2 && d == 3 && oracle_sees(&j.p, NULL, 0, h, i, 20);
+                CHECK(hit ? j.out[at] == -INFINITY : ra__bits(j.out[at]) == ra__bits(clean.out[at]));
+            }
+    job_free(&clean);
+    job_free(&j);
+}
+
+/* ---- accuracy ---- */
+
+static double family_q(const struct grid *g, int64_t b, int64_t t, int64_t h, int64_t d) {
+    (void)g, (void)b;
+    return sin(0.11 * (double)t + 0.7 * (double)h + 0.23 * (double)d);
+}
+static double family_k(const struct grid *g, int64_t b, int64_t t, int64_t h, int64_t d) {
+    (void)g, (void)b;
+    return cos(0.07 * (double)t + 0.5 * (double)h + 0.31 * (double)d);
+}
+static double family_v(const struct grid *g, int64_t b, int64_t t, int64_t h, int64_t d) {
+    (void)g, (void)b;
+    return sin(0.05 * (double)t + 0.9 * (double)d) + 0.1 * (double)h;
+}
+static double family_dout(const struct grid *g, int64_t b, int64_t t, int64_t h, int64_t d) {
+    (void)g, (void)b;
+    return cos(0.03 * (double)t + 0.2 * (double)d + 0.4 * (double)h);
+}
+
+/* Attention and gradients as anybody would write them in fp32; one batch element, one head. */
+static void plain_row(const struct job *j, int64_t i, float *p, float *out, float *dq, float *dk, float *dv) {
+    const ra_problem *x = &j->p;
+    const int64_t n = x->Skv, D = x->D, Dv = x->Dv;
+    const float *q = (const float *)j->q.t.data + i * D, *k = j->k.t.data, *v = j->v.t.data, *dout = (const float *)j->dout.t.data + i * Dv;
+    const float scale = isnan(x->scale) ? (float)(1 / sqrt((double)D)) : (float)x->scale;
+    float max = -INFINITY, sum = 0, delta = -j->dlse[i];
+    for (int64_t key = 0; key < n; key++) {
+        float s = 0;
+        for (int64_t d = 0; d < D; d++)
+            s += q[d] * k[key * D + d];
+        p[key] = oracle_sees(x, NULL, 0, 0, i, key) ? s * scale : -INFINITY;
+        max = p[key] > max ? p[key] : max;
+    }
+    for (int64_t key = 0; key < n; key++)
+        sum += expf(p[key] - max);
+    const float lse = max + logf(sum);
+    for (int64_t key = 0; key < n; key++)
+        p[key] = expf(p[key] - lse);
+    for (int64_t d = 0; d < Dv; d++) {
+        out[i * Dv + d] = 0;
+        for (int64_t key = 0; key < n; key++)
+            out[i * Dv + d] += p[key] * v[key * Dv + d];
+        delta += out[i * Dv + d] * dout[d];
+    }
+    for (int64_t key = 0; key < n; key++) {
+        float dp = 0;
+        for (int64_t d = 0; d < Dv; d++) {
+            dp += dout[d] * v[key * Dv + d];
+            dv[key * Dv + d] += p[key] * dout[d];
+        }
+        const float ds = p[key] * (dp - delta) * scale;
+        for (int64_t d = 0; d < D; d++) {
+            dq[i * D + d] += ds * k[key * D + d];
+            dk[key * D + d] += ds * q[d];
+        }
+    }
+}
+
+static void check_accuracy(struct job *j, const char *name) {
+    const ra_problem *p = &j->p;
+    const int64_t n[4] = {p->Sq * p->Dv, p->Sq * p->D, p->Skv * p->D, p->Skv * p->Dv};
+    float *plain[4], *row = malloc((size_t)p->Skv * sizeof *row);
+    for (int i = 0; i < 4; i++)
+        plain[i] = calloc((size_t)n[i], sizeof(float));
+    for (int64_t i = 0; i < p->Sq; i++)
+        plain_row(j, i, row, plain[0], plain[1], plain[2], plain[3]);
+    run(j);
+    oracle_result o = job_oracle(j);
+    const float *ours[4] = {j->out, j->dq, j->dk, j->dv};
+    const double *reference[4] = {o.out, o.dq, o.dk, o.dv};
+    static const char *const names[] = {"out", "dq", "dk", "dv"};
+    for (int i = 0; i < 4; i++) {
+        const double a = relative_error(ours[i], reference[i], n[i], 0), b = relative_error(plain[i], reference[i], n[i], 0);
+        CHECK_MSG(a <= 2 * b, "%s, %s: error %.3g, of a plain fp32 loop %.3g", name, names[i], a, b);
+        free(plain[i]);
+    }
+    free(row);
+    oracle_result_free(&o);
+}
+
+static void twice_the_plain_loop(void) {
+    for (int variant = 0; variant < 8; variant++) {
+        struct job j = random_job(variant & 4 ? 512 : 128, variant & 4 ? 512 : 200, 64, 40);
+        j.p.mask.causal = variant & 1;
+        j.p.mask.align = RA_ALIGN_BOTTOM_RIGHT;
+        j.p.scale = variant & 2 ? 1 : NAN; /* 8 times the usual */
+        if (variant & 4)
+            job_make(&j, random_value, random_value, random_value, random_value);
+        else
+            job_make(&j, family_q, family_k, family_v, family_dout);
+        j.q_tile = 4 * ra__kernels()->lanes;
+        j.k_tile = 128;
+        char name[64];
+        snprintf(name, sizeof name, "%s%s%s", variant & 4 ? "random" : "family F", variant & 1 ? ", causal" : "",
+                 variant & 2 ? ", x8" : "");
+        check_accuracy(&j, name);
+        job_free(&j);
+    }
+}
+
+static double zero(const struct grid *g, int64_t b, int64_t t, int64_t h, int64_t d) {
+    (void)g, (void)b, (void)t, (void)h, (void)d;
+    return 0;
+}
+static double one(const struct grid *g, int64_t b, int64_t t, int64_t h, int64_t d) {
+    (void)g, (void)b, (void)t, (void)h, (void)d;
+    return 1;
+}
+
+/* Case 52: many equal keys. */
+static void many_keys(void) {
+    for (int64_t n = 4096; n <= (small() ? 4096 : 262144); n *= 8)
+        for (int threads = 1; threads <= 3; threads++) {
+            struct job j = random_job(1, n, 1, 1);
+            j.p.dtype = RA_F16;
+            job_make(&j, zero, zero, one, one);
+            j.threads = threads;
+            j.k_tile = 128;
+            run(&j);
+            CHECK_MSG(fabs(j.out[0] - 1) <= 1e-5 && fabs(j.lse[0] - log((double)n)) <= 1e-5, "%lld keys: out %.9g, lse %.9g", (long long)n,
+                      j.out[0], j.lse[0]);
+            job_free(&j);
+        }
+}
+
+int main(void) {
+    RUN(anything);
+    RUN(every_remainder);
+    RUN(every_head_size);
+    RUN(nothing_visible);
+    RUN(same_bits);
+    RUN(hidden_garbage);
+    RUN(visible_nan);
+    RUN(visible_infinity);
+    RUN(twice_the_plain_loop);
+    RUN(many_keys);
+    return check_result();
+}

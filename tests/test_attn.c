@@ -489,6 +489,46 @@ static void nothing_visible(void) {
     }
 }
 
+/* A document begins inside a register tile, in queries and in keys, and fills whole tiles afterwards: they are full but for their edge. */
+static void documents_at_odd_places(void) {
+    for (int64_t cut = 0; cut <= 2 * ra__kernels()->rows + 1; cut++)
+        for (int variant = 1; variant < 4; variant++) {
+            const int64_t n = 4 * ra__kernels()->lanes;
+            struct job j = random_job(n, n, 5, 5);
+            job_make(&j, random_value, random_value, random_value, random_value);
+            j.q_ids = calloc((size_t)n, sizeof *j.q_ids);
+            j.kv_ids = calloc((size_t)n, sizeof *j.kv_ids);
+            for (int64_t i = 0; i < cut; i++) {
+                j.q_ids[i] = variant & 1;
+                j.kv_ids[i] = variant & 2;
+            }
+            j.p.mask.q_segment_ids = j.q_ids;
+            j.p.mask.kv_segment_ids = j.kv_ids;
+            run_and_check(&j, 4e-6, "document");
+            job_free(&j);
+        }
+}
+
+static double one(const struct grid *g, int64_t b, int64_t t, int64_t h, int64_t d) {
+    (void)g, (void)b, (void)t, (void)h, (void)d;
+    return 1;
+}
+
+/* Logits whose exponentials are not fp32 numbers, in tiles that are not filled: what fills them up must stay out (cases 7, 8). */
+static void far_logits(void) {
+    static const double scales[] = {-300, 300, -60000, 2e4};
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+        for (int64_t n = 1; n <= 2 * ra__kernels()->lanes; n += 5) {
+            struct job j = random_job(n, 3 * n, 1, 3);
+            j.p.scale = scales[i];
+            job_make(&j, one, one, random_value, random_value);
+            j.no_dlse = true;
+            j.no_dq = fabs(scales[i]) > 1e3;       /* a sum that is 0 but for rounding, times the scale */
+            run_and_check(&j, 1e-2, "far logits"); /* a lse of 60000 is known to 2e-3, and p by a factor e^0.002 */
+            job_free(&j);
+        }
+}
+
 static bool same(const float *a, const float *b, int64_t n) {
     return n == 0 || memcmp(a, b, (size_t)n * sizeof *a) == 0;
 }
@@ -633,19 +673,23 @@ static struct job spread_job(int variant) {
     return j;
 }
 
+enum { INFINITE_KEY = 5, PLACES };
+
 static void poison(struct job *j, int place, int64_t token) {
     struct grid *grids[] = {&j->q, &j->k, &j->v, &j->dout};
     if (place < 4)
         grid_set(grids[place], 0, token, 1, 3, NAN);
+    else if (place == INFINITE_KEY) /* infinite logits: NaN, or 0 times infinity in dq */
+        grid_set(&j->k, 0, token, 1, 3, -INFINITY);
     else
         j->dlse[j->p.Sq + token] = NAN;
 }
 
 static void visible_nan(void) {
-    static const char *const names[] = {"q", "k", "v", "dout", "dlse"};
+    static const char *const names[] = {"q", "k", "v", "dout", "dlse", "k (infinite)"};
     static const int64_t tokens[] = {0, 5, 40, 60};
     for (int variant = 0; variant < 4; variant++)
-        for (int place = 0; place < 5; place++)
+        for (int place = 0; place < PLACES; place++)
             for (int i = 0; i < 4; i++) {
                 struct job clean = spread_job(variant), j = spread_job(variant);
                 poison(&j, place, tokens[i]);
@@ -656,7 +700,7 @@ static void visible_nan(void) {
                 int64_t reached = 0;
                 for (int64_t n = 0; n < q_numel(p, p->Dv); n++)
                     reached += isnan(o.out[n]);
-                CHECK(place > 2 ? reached == 0 : reached > 0);
+                CHECK((reached > 0) == (place <= 2 || place == INFINITE_KEY));
                 CHECK(place != 2 || (variant & 1) || reached == 2 * p->Sq); /* one column of both heads of the group */
                 char name[64];
                 snprintf(name, sizeof name, "NaN in %s, token %d, variant %d", names[place], (int)tokens[i], variant);
@@ -793,10 +837,6 @@ static double zero(const struct grid *g, int64_t b, int64_t t, int64_t h, int64_
     (void)g, (void)b, (void)t, (void)h, (void)d;
     return 0;
 }
-static double one(const struct grid *g, int64_t b, int64_t t, int64_t h, int64_t d) {
-    (void)g, (void)b, (void)t, (void)h, (void)d;
-    return 1;
-}
 
 /* Case 52: many equal keys. */
 static void many_keys(void) {
@@ -819,6 +859,8 @@ int main(void) {
     RUN(every_remainder);
     RUN(every_head_size);
     RUN(nothing_visible);
+    RUN(documents_at_odd_places);
+    RUN(far_logits);
     RUN(same_bits);
     RUN(hidden_garbage);
     RUN(visible_nan);

@@ -1,12 +1,13 @@
-# Kernel files per instruction set: src/block/*_avx2.c, *_avx512.c, each with the flags it needs. Sets RA_ISA_SOURCES and RA_ISA_LEVELS.
-# Only the dispatch table src/block/table.c learns, as RA_HAVE_AVX2 and RA_HAVE_AVX512, which of them this build has.
+# Kernel files per instruction set: src/block/*_avx2.c and so on, each with the flags it needs. Sets RA_ISA_SOURCES and RA_ISA_LEVELS.
+# Only the dispatch table src/block/table.c learns, as RA_HAVE_AVX2 and so on, which of them this build has.
 include(CheckCCompilerFlag)
 set(flags_avx2 -mavx2 -mfma -mf16c)
 set(flags_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq ${flags_avx2})
+set(flags_avx512bf16 ${flags_avx512} -mavx512bf16)
 set(RA_ISA_LEVELS scalar)
 set(RA_ISA_SOURCES "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64" AND CMAKE_SIZEOF_VOID_P EQUAL 8)
-    foreach(level avx2 avx512)
+    foreach(level avx2 avx512 avx512bf16)
         file(GLOB files CONFIGURE_DEPENDS src/block/*_${level}.c)
         string(TOUPPER ${level} LEVEL)
         string(REPLACE ";" " " flags "${flags_${level}}")

@@ -20,12 +20,15 @@ static uint64_t xcr0(void) {
 enum ra__isa ra__isa_detected(void) {
     const uint32_t fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29, need1 = fma | osxsave | avx | f16c;
     const uint32_t avx2 = 1u << 5, need512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
+    const uint32_t avx512_bf16 = 1u << 5;                                               /* leaf 7.1 */
     uint32_t a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d) || (c & need1) != need1 || (xcr0() & 6) != 6)
         return RA__SCALAR;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & avx2))
         return RA__SCALAR;
-    return (b & need512) == need512 && (xcr0() & 0xe6) == 0xe6 ? RA__AVX512 : RA__AVX2;
+    if ((b & need512) != need512 || (xcr0() & 0xe6) != 0xe6)
+        return RA__AVX2;
+    return a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & avx512_bf16) ? RA__AVX512BF16 : RA__AVX512;
 }
 #else
 enum ra__isa ra__isa_detected(void) {
@@ -34,7 +37,7 @@ enum ra__isa ra__isa_detected(void) {
 #endif
 
 const char *ra__isa_name(enum ra__isa level) {
-    static const char *const names[] = {"scalar", "avx2", "avx512"};
+    static const char *const names[] = {"scalar", "avx2", "avx512", "avx512bf16"};
     return names[level];
 }
 

@@ -2,7 +2,7 @@
 #ifndef RA_BASE_CPU_H
 #define RA_BASE_CPU_H
 
-enum ra__isa { RA__SCALAR, RA__AVX2, RA__AVX512 };
+enum ra__isa { RA__SCALAR, RA__AVX2, RA__AVX512, RA__AVX512BF16 };
 
 enum ra__isa ra__isa_detected(void); /* by CPUID and XCR0 */
 enum ra__isa ra__isa_allowed(void);  /* the same, capped by the environment variable RA_ISA; an unknown value is ignored */

@@ -21,17 +21,22 @@
 
 struct map {
     int64_t q_rows, q_cols, o_rows, o_cols, dq, lse, delta, flags, turns, scratch, scratch_bytes;
-    int64_t kt, vt, kc, dkt, dvt, p, ds, mask, rows; /* from a thread's scratch */
-    int64_t padded;                                  /* packed query rows of one head */
-    int64_t d, dv;                                   /* D, Dv rounded up to the register tile */
-    int64_t dq_width;                                /* D rounded up to the columns of gemm_rows */
-    int64_t q_tiles, k_panels, panel;                /* panel: floats of p (ds) per key panel */
+    int64_t kt, vt, kc, dkt, dvt, p, ds, ds_cols, mask, lane_scale, rows; /* from a thread's scratch */
+    int64_t dw, dvw;                                                      /* words of D and Dv values */
+    int64_t padded;                                                       /* packed query rows of one head */
+    int64_t d, dv;                                                        /* D, Dv rounded up to the register tile */
+    int64_t dq_width;                                                     /* D rounded up to the columns of gemm_rows */
+    int64_t q_tiles, k_panels, panel;                                     /* panel: floats of p (ds) per key panel */
 };
 
 static struct map layout(const struct ra__attn *a, const struct ra__stretches *q, struct ra__layout *w) {
     const int64_t lanes = a->k->lanes, rows = a->k->rows, f = sizeof(float), widest = a->D > a->Dv ? a->D : a->Dv;
     const int64_t heads = ra__mul(a->B, a->H, &w->overflow);
-    struct map p = {.d = ra__round_up(a->D, rows), .dv = ra__round_up(a->Dv, rows), .dq_width = ra__round_up(a->D, a->k->col_tile)};
+    struct map p = {.dw = ra__words(a->k, a->D),
+                    .dvw = ra__words(a->k, a->Dv),
+                    .d = ra__round_up(a->D, rows),
+                    .dv = ra__round_up(a->Dv, rows),
+                    .dq_width = ra__round_up(a->D, a->k->col_tile)};
     int64_t T = 0;
     for (int i = 0; i < q->count; i++)
         T += q->part[i].n;
@@ -40,10 +45,10 @@ static struct map layout(const struct ra__attn *a, const struct ra__stretches *q
     p.k_panels = a->k_tile_b / lanes;
     p.panel = (a->q_tile_b + a->k->row_tile + rows) * lanes;
     const int64_t head_rows = ra__mul(heads, p.padded, &w->overflow), tiles = ra__mul(heads, p.q_tiles, &w->overflow);
-    p.q_rows = ra__reserve(w, ra__mul(head_rows, a->D, &w->overflow), f);
-    p.q_cols = ra__reserve(w, ra__mul(head_rows, p.d, &w->overflow), f);
-    p.o_rows = ra__reserve(w, ra__mul(head_rows, a->Dv, &w->overflow), f);
-    p.o_cols = ra__reserve(w, ra__mul(head_rows, p.dv, &w->overflow), f);
+    p.q_rows = ra__reserve(w, ra__mul(head_rows, p.dw, &w->overflow), f);
+    p.q_cols = ra__reserve(w, ra__mul(head_rows / a->k->pair, p.d, &w->overflow), f);
+    p.o_rows = ra__reserve(w, ra__mul(head_rows, p.dvw, &w->overflow), f);
+    p.o_cols = ra__reserve(w, ra__mul(head_rows / a->k->pair, p.dv, &w->overflow), f);
     p.dq = ra__reserve(w, ra__mul(head_rows, p.dq_width, &w->overflow), f);
     p.lse = ra__reserve(w, head_rows, f);
     p.delta = ra__reserve(w, head_rows, f);
@@ -52,15 +57,17 @@ static struct map layout(const struct ra__attn *a, const struct ra__stretches *q
 
     struct ra__layout t = {0, false};
     const int64_t keys = a->k_tile_b;
-    p.kt = ra__reserve(&t, ra__mul(keys, a->D, &t.overflow), f);
-    p.vt = ra__reserve(&t, ra__mul(keys, a->Dv, &t.overflow), f);
-    p.kc = ra__reserve(&t, ra__mul(keys, p.dq_width, &t.overflow), f);
+    p.kt = ra__reserve(&t, ra__mul(keys, p.dw, &t.overflow), f);
+    p.vt = ra__reserve(&t, ra__mul(keys, p.dvw, &t.overflow), f);
+    p.kc = ra__reserve(&t, ra__mul(keys / a->k->pair, p.dq_width, &t.overflow), f);
     p.dkt = ra__reserve(&t, ra__mul(keys, p.d, &t.overflow), f);
     p.dvt = ra__reserve(&t, ra__mul(keys, p.dv, &t.overflow), f);
     p.p = ra__reserve(&t, p.panel, f);
     p.ds = ra__reserve(&t, ra__mul(p.k_panels, p.panel, &t.overflow), f);
+    p.ds_cols = ra__reserve(&t, a->k->pair == 1 ? 0 : p.panel / a->k->pair, f);
     p.mask = ra__reserve(&t, p.panel, f);
-    p.rows = ra__reserve(&t, ra__mul(2 * (a->q_tile_b > lanes ? a->q_tile_b : lanes), widest, &t.overflow), f);
+    p.lane_scale = ra__reserve(&t, lanes, f);
+    p.rows = ra__reserve(&t, ra__mul(2 * (a->q_tile_b > lanes ? a->q_tile_b : lanes), ra__row_scratch(widest), &t.overflow), f);
     w->overflow |= t.overflow;
     p.scratch_bytes = t.total;
     p.scratch = ra__reserve(w, a->threads, t.total);
@@ -110,19 +117,22 @@ static struct ra__tile query_tile_at(const struct call *c, int64_t index) {
 }
 
 /* delta = rowsum(dout * out) - dlse, and lse in units of log2 (+inf for a row that saw nothing, so that its p is 0). */
-static void row_terms(const struct call *c, int64_t head, const struct ra__tile *tile, const float *dout, int64_t ld) {
+static void row_terms(const struct call *c, int64_t head, const struct ra__tile *tile) {
     const struct ra__backward *w = c->w;
     const struct ra__attn *a = w->a;
     const double log2e = 1.4426950408889634;
-    float *rows = mine(c, c->map.rows) + tile->n * (a->D > a->Dv ? a->D : a->Dv); /* the second half */
+    float *rows = mine(c, c->map.rows) + tile->n * ra__row_scratch(a->D > a->Dv ? a->D : a->Dv); /* the second half */
     float *lse = at(c, c->map.lse) + head * c->map.padded + tile->padded,
           *delta = at(c, c->map.delta) + head * c->map.padded + tile->padded;
-    int64_t out_ld = 0;
-    const float *out = dout ? ra__rows(a->k, &w->out, head / a->H, tile->t0, tile->n, head % a->H, a->Dv, rows, &out_ld) : NULL;
+    int64_t out_ld = 0, ld = 0;
+    const bool given = w->dout.data != NULL;
+    const float *dout =
+        given ? ra__rows(a->k, &w->dout, head / a->H, tile->t0, tile->n, head % a->H, a->Dv, mine(c, c->map.rows), &ld) : NULL;
+    const float *out = given ? ra__rows(a->k, &w->out, head / a->H, tile->t0, tile->n, head % a->H, a->Dv, rows, &out_ld) : NULL;
     for (int64_t i = 0; i < tile->n; i++) {
         int64_t row = head * w->q_shard.T + tile->t0 + i;
         double sum = w->dlse ? -(double)w->dlse[row] : 0;
-        for (int64_t d = 0; dout && d < a->Dv; d++)
+        for (int64_t d = 0; given && d < a->Dv; d++)
             sum += (double)dout[i * ld + d] * out[i * out_ld + d];
         bool empty = w->lse[row] == -INFINITY;
         delta[i] = empty ? 0 : (float)sum;
@@ -139,21 +149,21 @@ static void pack_query_tile(const struct call *c, int64_t head, int64_t index) {
     float *rows = mine(c, c->map.rows);
     int64_t ld;
     bool q_clean, o_clean = true;
-    const float *q = ra__rows(a->k, &w->q, b, tile.t0, n, h, a->D, rows, &ld);
-    a->k->pack_rows(at(c, c->map.q_rows) + row * a->D, q, ld, n, a->D, a->scale_log2);
+    const float *q = ra__operand_rows(a->k, &w->q, b, tile.t0, n, h, a->D, rows, &ld);
+    a->k->pack_rows(at(c, c->map.q_rows) + row * c->map.dw, q, ld, n, a->D, a->q_scale);
     q = ra__finite_rows(a->k, q, &ld, n, a->D, rows, &q_clean);
-    a->k->pack_cols(at(c, c->map.q_cols) + row * c->map.d, q, ld, n, a->D, a->scale);
+    a->k->pack_cols(at(c, c->map.q_cols) + row / a->k->pair * c->map.d, q, ld, n, n, a->D, a->k->rows);
 
+    float *o_rows = at(c, c->map.o_rows) + row * c->map.dvw, *o_cols = at(c, c->map.o_cols) + row / a->k->pair * c->map.dv;
+    row_terms(c, head, &tile);
     if (w->dout.data) {
-        const float *o = ra__rows(a->k, &w->dout, b, tile.t0, n, h, a->Dv, rows, &ld);
-        row_terms(c, head, &tile, o, ld);
-        a->k->pack_rows(at(c, c->map.o_rows) + row * a->Dv, o, ld, n, a->Dv, 1);
+        const float *o = ra__operand_rows(a->k, &w->dout, b, tile.t0, n, h, a->Dv, rows, &ld);
+        a->k->pack_rows(o_rows, o, ld, n, a->Dv, 1);
         o = ra__finite_rows(a->k, o, &ld, n, a->Dv, rows, &o_clean);
-        a->k->pack_cols(at(c, c->map.o_cols) + row * c->map.dv, o, ld, n, a->Dv, 1);
+        a->k->pack_cols(o_cols, o, ld, n, n, a->Dv, a->k->rows);
     } else {
-        row_terms(c, head, &tile, NULL, 0);
-        memset(at(c, c->map.o_rows) + row * a->Dv, 0, sizeof(float) * (size_t)(ra__round_up(n, a->k->rows) * a->Dv));
-        memset(at(c, c->map.o_cols) + row * c->map.dv, 0, sizeof(float) * (size_t)(n * c->map.dv));
+        memset(o_rows, 0, sizeof(float) * (size_t)(ra__round_up(n, a->k->rows) * c->map.dvw));
+        memset(o_cols, 0, sizeof(float) * (size_t)(ra__words(a->k, n) * c->map.dv));
     }
     memset(at(c, c->map.dq) + row * c->map.dq_width, 0, sizeof(float) * (size_t)(n * c->map.dq_width));
     *flag(c, head, index) = !q_clean || !o_clean;
@@ -179,7 +189,9 @@ void ra__backward_end(struct ra__backward *w) {
     for (int64_t i; (i = atomic_fetch_add(&next, 1)) < tasks;) {
         const int64_t head = i / c.map.q_tiles;
         const struct ra__tile tile = query_tile_at(&c, i % c.map.q_tiles);
-        const float *dq = at(&c, c.map.dq) + (head * c.map.padded + tile.padded) * c.map.dq_width;
+        float *dq = at(&c, c.map.dq) + (head * c.map.padded + tile.padded) * c.map.dq_width;
+        for (int64_t j = 0; j < tile.n * c.map.dq_width; j++)
+            dq[j] *= a->scale;
         ra__store_rows(a->k, &w->dq, head / a->H, tile.t0, tile.n, head % a->H, a->D, dq, c.map.dq_width);
     }
 }
@@ -197,27 +209,26 @@ static void pack_key_tile(const struct call *c, struct key_tile *kt) {
     const int64_t lanes = a->k->lanes, cols = a->k->col_tile, all = kt->panels * lanes;
     float *rows = mine(c, c->map.rows), *kc = mine(c, c->map.kc);
     kt->clean = true;
-    memset(kc, 0, sizeof(float) * (size_t)(all * c->map.dq_width));
     for (int64_t p = 0; p < kt->panels; p++) {
         int64_t ld, n = kt->keys.n - p * lanes < lanes ? kt->keys.n - p * lanes : lanes, t0 = kt->keys.t0 + p * lanes;
+        const float *v = ra__operand_rows(a->k, &c->block->v, kt->b, t0, n, kt->g, a->Dv, rows, &ld);
+        a->k->pack_lanes(mine(c, c->map.vt) + p * lanes * c->map.dvw, v, ld, n, a->Dv, 1);
+        const float *k = ra__operand_rows(a->k, &c->block->k, kt->b, t0, n, kt->g, a->D, rows, &ld);
+        a->k->pack_lanes(mine(c, c->map.kt) + p * lanes * c->map.dw, k, ld, n, a->D, 1);
         bool clean;
-        const float *v = ra__rows(a->k, &c->block->v, kt->b, t0, n, kt->g, a->Dv, rows, &ld);
-        a->k->pack_lanes(mine(c, c->map.vt) + p * lanes * a->Dv, v, ld, n, a->Dv, 1);
-        const float *k = ra__rows(a->k, &c->block->k, kt->b, t0, n, kt->g, a->D, rows, &ld);
-        a->k->pack_lanes(mine(c, c->map.kt) + p * lanes * a->D, k, ld, n, a->D, 1);
         k = ra__finite_rows(a->k, k, &ld, n, a->D, rows, &clean);
         kt->clean &= clean;
-        for (int64_t d0 = 0; d0 < a->D; d0 += cols) /* [D / cols][keys][cols] */
-            for (int64_t i = 0; i < n; i++)
-                for (int64_t d = d0; d < a->D && d < d0 + cols; d++)
-                    kc[d0 * all + (p * lanes + i) * cols + d - d0] = k[i * ld + d] * a->scale;
+        const int64_t words = lanes / a->k->pair; /* [D / cols][panels][lanes / pair][cols] */
+        for (int64_t d = 0; d < a->D; d += cols)
+            a->k->pack_cols(kc + (d * kt->panels + p * cols) * words, k + d / a->k->pair, ld, n, lanes, a->D - d < cols ? a->D - d : cols,
+                            cols);
     }
     memset(mine(c, c->map.dkt), 0, sizeof(float) * (size_t)(all * c->map.d));
     memset(mine(c, c->map.dvt), 0, sizeof(float) * (size_t)(all * c->map.dv));
 }
 
 /* C [d][lane] += p [row][lane] * x [row][d] for visible pairs and the x that packing replaced by 0. */
-static void add_non_finite(const struct call *c, const ra_tensor *x, float scale, const struct ra__mask_tile *t, int64_t h, int64_t width,
+static void add_non_finite(const struct call *c, const ra_tensor *x, const struct ra__mask_tile *t, int64_t h, int64_t width,
                            const float *p, const float *mask, float *out) {
     const struct ra__attn *a = c->w->a;
     const int64_t lanes = a->k->lanes;
@@ -227,7 +238,7 @@ static void add_non_finite(const struct call *c, const ra_tensor *x, float scale
         for (int64_t d = 0; d < width; d++)
             for (int64_t lane = 0; !isfinite(row[d]) && lane < t->nk; lane++)
                 if (!mask || mask[i * lanes + lane] != -INFINITY)
-                    out[d * lanes + lane] += p[i * lanes + lane] * row[d] * scale;
+                    out[d * lanes + lane] += ra__col_value(a->k, p, i, lane) * row[d];
     }
 }
 
@@ -242,7 +253,7 @@ static void add_non_finite_keys(const struct call *c, const struct key_tile *kt,
         for (int64_t d = 0; d < a->D; d++)
             for (int64_t i = 0; !isfinite(k[d]) && i < t->nq; i++)
                 if (!mask || mask[i * lanes + lane] != -INFINITY)
-                    dq[i * c->map.dq_width + d] += ds[i * lanes + lane] * k[d] * a->scale;
+                    dq[i * c->map.dq_width + d] += ra__row_value(a->k, ds, i, lane) * k[d];
     }
 }
 
@@ -272,17 +283,21 @@ static struct rows_seen panel_products(const struct call *c, const struct key_ti
 
     const int64_t row = head * c->map.padded + q->padded, groups = (t.nq + rows - 1) / rows;
     float *s = mine(c, c->map.p), *ds = mine(c, c->map.ds) + p * c->map.panel + aligned * lanes;
+    float *ds_cols = a->k->pair == 1 ? ds : mine(c, c->map.ds_cols);
     float *dk = mine(c, c->map.dkt) + p * lanes * c->map.d, *dv = mine(c, c->map.dvt) + p * lanes * c->map.dv;
-    const float *kt_panel = mine(c, c->map.kt) + p * lanes * a->D, *vt_panel = mine(c, c->map.vt) + p * lanes * a->Dv;
-    a->k->gemm(at(c, c->map.q_rows) + (row + aligned) * a->D, a->D * rows, groups, kt_panel, a->D, s, false);
-    a->k->gemm(at(c, c->map.o_rows) + (row + aligned) * a->Dv, a->Dv * rows, groups, vt_panel, a->Dv, ds, false);
-    a->k->softmax_backward(s, ds, t.nq, mask, at(c, c->map.lse) + row + aligned, at(c, c->map.delta) + row + aligned);
-    a->k->gemm(at(c, c->map.o_cols) + row * c->map.dv + aligned * rows, q->n * rows, c->map.dv / rows, s, t.nq, dv, true);
-    a->k->gemm(at(c, c->map.q_cols) + row * c->map.d + aligned * rows, q->n * rows, c->map.d / rows, ds, t.nq, dk, true);
+    const float *kt_panel = mine(c, c->map.kt) + p * lanes * c->map.dw, *vt_panel = mine(c, c->map.vt) + p * lanes * c->map.dvw;
+    const int64_t words = ra__words(a->k, t.nq), tile_words = ra__words(a->k, q->n), pair = a->k->pair;
+    a->k->gemm(at(c, c->map.q_rows) + (row + aligned) * c->map.dw, c->map.dw * rows, groups, kt_panel, c->map.dw, s, false);
+    a->k->gemm(at(c, c->map.o_rows) + (row + aligned) * c->map.dvw, c->map.dvw * rows, groups, vt_panel, c->map.dvw, ds, false);
+    a->k->softmax_backward(s, ds, ds_cols, t.nq, mask, a->s_scale, at(c, c->map.lse) + row + aligned, at(c, c->map.delta) + row + aligned);
+    a->k->gemm(at(c, c->map.o_cols) + row / pair * c->map.dv + aligned / pair * rows, tile_words * rows, c->map.dv / rows, s, words, dv,
+               true);
+    a->k->gemm(at(c, c->map.q_cols) + row / pair * c->map.d + aligned / pair * rows, tile_words * rows, c->map.d / rows, ds_cols, words, dk,
+               true);
     if (!q_clean) {
         if (c->w->dout.data)
-            add_non_finite(c, &c->w->dout, 1, &t, h, a->Dv, s, mask, dv);
-        add_non_finite(c, &c->w->q, a->scale, &t, h, a->D, ds, mask, dk);
+            add_non_finite(c, &c->w->dout, &t, h, a->Dv, s, mask, dv);
+        add_non_finite(c, &c->w->q, &t, h, a->D, ds_cols, mask, dk);
     }
     return (struct rows_seen){aligned, aligned + t.nq};
 }
@@ -299,7 +314,7 @@ static void wait_for_turn(_Atomic int64_t *turn_of_tile, int64_t index, const st
 /* dq of one query tile += ds k over the key panels. */
 static void add_dq(const struct call *c, const struct key_tile *kt, int64_t head, const struct ra__tile *q, const struct rows_seen *seen) {
     const struct ra__attn *a = c->w->a;
-    const int64_t lanes = a->k->lanes, cols = a->k->col_tile, all = kt->panels * lanes, step = a->k->row_tile;
+    const int64_t lanes = a->k->lanes, cols = a->k->col_tile, words = lanes / a->k->pair, step = a->k->row_tile;
     float *dq = at(c, c->map.dq) + (head * c->map.padded + q->padded) * c->map.dq_width, *ds = mine(c, c->map.ds);
     for (int64_t p = 0; p < kt->panels; p++) {
         memset(ds + p * c->map.panel, 0, sizeof(float) * (size_t)(seen[p].first * lanes));
@@ -315,7 +330,7 @@ static void add_dq(const struct call *c, const struct key_tile *kt, int64_t head
         int n = (int)(q->n - row < step ? q->n - row : step);
         for (int64_t d = 0; d < c->map.dq_width && low < high; d += cols)
             a->k->gemm_rows(ds + low * c->map.panel + row * lanes, c->map.panel, high - low,
-                            mine(c, c->map.kc) + d * all + low * lanes * cols, dq + row * c->map.dq_width + d, c->map.dq_width, n);
+                            mine(c, c->map.kc) + (d * kt->panels + low * cols) * words, dq + row * c->map.dq_width + d, c->map.dq_width, n);
     }
 }
 
@@ -338,9 +353,12 @@ static void add_dq_non_finite(const struct call *c, const struct key_tile *kt, i
 static void write_key_tile(const struct call *c, const struct key_tile *kt) {
     const struct ra__attn *a = c->w->a;
     const int64_t lanes = a->k->lanes, first = (kt->b * a->G + kt->g) * c->block->T + kt->keys.t0;
+    float *lane_scale = mine(c, c->map.lane_scale);
+    for (int64_t lane = 0; lane < lanes; lane++)
+        lane_scale[lane] = a->scale;
     for (int64_t p = 0; p < kt->panels; p++) {
         int64_t n = kt->keys.n - p * lanes < lanes ? kt->keys.n - p * lanes : lanes, row = first + p * lanes;
-        a->k->unpack_lanes(c->dk + row * a->D, a->D, mine(c, c->map.dkt) + p * lanes * c->map.d, n, a->D, NULL);
+        a->k->unpack_lanes(c->dk + row * a->D, a->D, mine(c, c->map.dkt) + p * lanes * c->map.d, n, a->D, lane_scale);
         a->k->unpack_lanes(c->dv + row * a->Dv, a->Dv, mine(c, c->map.dvt) + p * lanes * c->map.dv, n, a->Dv, NULL);
     }
 }

@@ -10,12 +10,20 @@
 #include "block/block.h"
 #include "block/tiles.h"
 
+void ra__attn_scale(struct ra__attn *a, double scale) {
+    const double log2e = 1.4426950408889634;
+    a->scale = (float)scale;
+    a->q_scale = a->k->pair == 1 ? (float)(scale * log2e) : scale < 0 ? -1 : 1;
+    a->s_scale = a->k->pair == 1 ? 1 : (float)(fabs(scale) * log2e);
+}
+
 /* Offsets in bytes from the workspace, and what they are computed from. */
 struct map {
     int64_t k, v, flags, o, m, l, scratch, scratch_bytes;
     int64_t q, tile_o, tile_m, tile_l, s, mask, alpha, rows; /* from a thread's scratch */
     int64_t k_head, v_head;                                  /* floats of packed K, V of one (batch, kv head) */
     int64_t panels;                                          /* query panels of one head */
+    int64_t d;                                               /* words of D values */
     int64_t dv;                                              /* Dv rounded up to the register tile */
     int64_t k_tile, flags_head;
 };
@@ -23,13 +31,13 @@ struct map {
 static struct map layout(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk, bool keep_state, struct ra__layout *w) {
     const int64_t lanes = a->k->lanes, heads = ra__mul(a->B, a->H, &w->overflow), kv_heads = ra__mul(a->B, a->G, &w->overflow);
     const int64_t f = sizeof(float), widest = a->D > a->Dv ? a->D : a->Dv;
-    struct map p = {.dv = ra__round_up(a->Dv, a->k->rows), .k_tile = a->k_tile};
+    struct map p = {.d = ra__words(a->k, a->D), .dv = ra__round_up(a->Dv, a->k->rows), .k_tile = a->k_tile};
     int64_t tokens = 0;
     for (int i = 0; i < q->count; i++)
         tokens += ra__round_up(q->part[i].n, lanes);
     p.panels = tokens / lanes;
-    p.k_head = ra__mul(ra__padded_rows(Tk, a->k->rows), a->D, &w->overflow);
-    p.v_head = ra__mul(Tk, p.dv, &w->overflow);
+    p.k_head = ra__mul(ra__padded_rows(Tk, a->k->rows), p.d, &w->overflow);
+    p.v_head = ra__mul(ra__padded_rows(Tk, a->k->rows) / a->k->pair, p.dv, &w->overflow);
     p.flags_head = Tk / p.k_tile + 3;
     p.k = ra__reserve(w, ra__mul(kv_heads, p.k_head, &w->overflow), f);
     p.v = ra__reserve(w, ra__mul(kv_heads, p.v_head, &w->overflow), f);
@@ -40,14 +48,14 @@ static struct map layout(const struct ra__attn *a, const struct ra__stretches *q
     p.l = ra__reserve(w, state, f);
 
     struct ra__layout t = {0, false};
-    p.q = ra__reserve(&t, ra__mul(a->q_tile, a->D, &t.overflow), f);
+    p.q = ra__reserve(&t, ra__mul(a->q_tile, p.d, &t.overflow), f);
     p.tile_o = ra__reserve(&t, keep_state ? 0 : ra__mul(a->q_tile, p.dv, &t.overflow), f);
     p.tile_m = ra__reserve(&t, a->q_tile, f);
     p.tile_l = ra__reserve(&t, a->q_tile, f);
     p.s = ra__reserve(&t, ra__mul(p.k_tile + a->k->rows, lanes, &t.overflow), f);
     p.mask = ra__reserve(&t, ra__mul(p.k_tile + a->k->rows, lanes, &t.overflow), f);
     p.alpha = ra__reserve(&t, lanes, f);
-    p.rows = ra__reserve(&t, ra__mul(p.k_tile > lanes ? p.k_tile : lanes, widest, &t.overflow), f);
+    p.rows = ra__reserve(&t, ra__mul(p.k_tile > lanes ? p.k_tile : lanes, ra__row_scratch(widest), &t.overflow), f);
     w->overflow |= t.overflow;
     p.scratch_bytes = t.total;
     p.scratch = ra__reserve(w, a->threads, t.total);
@@ -89,11 +97,12 @@ static void pack_key_tile(const struct call *c, int64_t task) {
     float *rows = (float *)(scratch(c) + c->map.rows);
     int64_t ld;
     bool clean;
-    const float *k = ra__rows(a->k, &c->block->k, b, tile.t0, tile.n, g, a->D, rows, &ld);
-    a->k->pack_rows(at(c, c->map.k) + kv_head * c->map.k_head + tile.padded * a->D, k, ld, tile.n, a->D, 1);
-    const float *v = ra__rows(a->k, &c->block->v, b, tile.t0, tile.n, g, a->Dv, rows, &ld);
+    const float *k = ra__operand_rows(a->k, &c->block->k, b, tile.t0, tile.n, g, a->D, rows, &ld);
+    a->k->pack_rows(at(c, c->map.k) + kv_head * c->map.k_head + tile.padded * c->map.d, k, ld, tile.n, a->D, 1);
+    const float *v = ra__operand_rows(a->k, &c->block->v, b, tile.t0, tile.n, g, a->Dv, rows, &ld);
     v = ra__finite_rows(a->k, v, &ld, tile.n, a->Dv, rows, &clean);
-    a->k->pack_cols(at(c, c->map.v) + kv_head * c->map.v_head + tile.t0 * c->map.dv, v, ld, tile.n, a->Dv, 1);
+    a->k->pack_cols(at(c, c->map.v) + kv_head * c->map.v_head + tile.padded / a->k->pair * c->map.dv, v, ld, tile.n, tile.n, a->Dv,
+                    a->k->rows);
     *flag(c, kv_head, index) = !clean;
 }
 
@@ -123,7 +132,7 @@ static void add_non_finite(const struct call *c, const struct ra__mask_tile *t, 
         for (int64_t d = 0; d < a->Dv; d++)
             for (int64_t lane = 0; !isfinite(v[d]) && lane < t->nq; lane++)
                 if (!mask || mask[key * lanes + lane] != -INFINITY)
-                    o[d * lanes + lane] += p[key * lanes + lane] * v[d];
+                    o[d * lanes + lane] += ra__col_value(a->k, p, key, lane) * v[d];
     }
 }
 
@@ -146,12 +155,12 @@ static int64_t fold_panel(const struct call *c, int64_t head, const struct ra__t
     int64_t visible = full ? t.nq * t.nk : ra__mask_fill_by_key(&c->view, &t, h, a->k->lanes, mask);
     if (visible == 0)
         return 0;
-    const float *k = at(c, c->map.k) + kv_head * c->map.k_head + (keys->padded + aligned) * a->D;
-    const float *v = at(c, c->map.v) + kv_head * c->map.v_head + keys->t0 * c->map.dv + aligned * rows;
-    a->k->gemm(k, a->D * rows, (t.nk + rows - 1) / rows, q, a->D, s, false);
-    if (a->k->softmax(s, t.nk, full ? NULL : mask, state.m, state.l, alpha))
+    const float *k = at(c, c->map.k) + kv_head * c->map.k_head + (keys->padded + aligned) * c->map.d;
+    const float *v = at(c, c->map.v) + kv_head * c->map.v_head + keys->padded / a->k->pair * c->map.dv + aligned / a->k->pair * rows;
+    a->k->gemm(k, c->map.d * rows, (t.nk + rows - 1) / rows, q, c->map.d, s, false);
+    if (a->k->softmax(s, t.nk, full ? NULL : mask, a->s_scale, state.m, state.l, alpha))
         a->k->scale_lanes(state.o, c->map.dv, alpha);
-    a->k->gemm(v, keys->n * rows, c->map.dv / rows, s, t.nk, state.o, true);
+    a->k->gemm(v, ra__words(a->k, keys->n) * rows, c->map.dv / rows, s, ra__words(a->k, t.nk), state.o, true);
     if (*flag(c, kv_head, key_tile))
         add_non_finite(c, &t, g, s, full ? NULL : mask, state.o);
     return visible;
@@ -191,8 +200,8 @@ static int64_t query_tile(const struct call *c, int64_t head, int64_t index, con
     }
     for (int64_t p = 0; p < panels && c->k_tiles; p++) {
         int64_t ld, n = tile.n - p * lanes < lanes ? tile.n - p * lanes : lanes;
-        const float *from = ra__rows(a->k, &c->f->q, b, tile.t0 + p * lanes, n, h, a->D, rows, &ld);
-        a->k->pack_lanes(q + p * lanes * a->D, from, ld, n, a->D, a->scale_log2);
+        const float *from = ra__operand_rows(a->k, &c->f->q, b, tile.t0 + p * lanes, n, h, a->D, rows, &ld);
+        a->k->pack_lanes(q + p * lanes * c->map.d, from, ld, n, a->D, a->q_scale);
     }
     int64_t visible = 0;
     for (int64_t i = 0; i < c->k_tiles; i++) {
@@ -200,7 +209,7 @@ static int64_t query_tile(const struct call *c, int64_t head, int64_t index, con
         for (int64_t p = 0; p < panels; p++) {
             int64_t n = tile.n - p * lanes < lanes ? tile.n - p * lanes : lanes, row = p * lanes;
             struct tile_state panel = {state.o + row * c->map.dv, state.m + row, state.l + row};
-            visible += fold_panel(c, head, &keys, i, tile.t0 + row, n, q + row * a->D, panel);
+            visible += fold_panel(c, head, &keys, i, tile.t0 + row, n, q + row * c->map.d, panel);
         }
         if (poll)
             poll->fn(poll->arg);

@@ -18,12 +18,16 @@ enum { RA__MAX_KEY_PANELS = 64 }; /* k_tile_b is at most this many lane panels *
 struct ra__attn {
     const struct ra__kernels *k;
     int64_t B, H, G, D, Dv;
-    float scale;      /* of the logits */
-    float scale_log2; /* scale * log2(e), rounded once */
+    float scale;   /* of the logits */
+    float q_scale; /* what q is multiplied with when packed, and ... */
+    float s_scale; /* ... what the products are multiplied with: together scale * log2(e), rounded once (ra__attn_scale) */
     int threads;
     int64_t q_tile, k_tile;     /* forward: rows per query tile (multiple of lanes), keys per block (multiple of rows) */
     int64_t q_tile_b, k_tile_b; /* backward: multiple of rows; multiple of lanes */
 };
+
+/* Sets the three scales. */
+void ra__attn_scale(struct ra__attn *a, double scale);
 
 /* A maximal stretch of local tokens with ascending global positions; tiles never cross its ends. */
 struct ra__stretch {

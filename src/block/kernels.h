@@ -1,11 +1,16 @@
-/* The table of kernels: everything the attention of one block does to memory, in fp32, on packed operands. One source
- * (kernels_body.h) over a small vector type, compiled once per instruction set; drivers above it are portable C.
+/* The table of kernels: everything the attention of one block does to memory, on packed operands. One source (kernels_body.h) over a
+ * small vector type, compiled once per instruction set; drivers above it are portable C.
+ *
+ * Operands of products consist of 32-bit words. In most sets a word is one fp32 value. In the sets with pair = 2 it is two bf16 values that
+ * are neighbours along the summed dimension, the first in the low half, and a product step takes both; sums are fp32 always. Below, k
+ * counts values and [k/pair] means rounded up, the missing last value being 0.
  *
  * Packed layouts, all 64-byte aligned. Let `lanes` be the width of a panel and `rows` the height of a register tile:
- *   lane panel  [K][lanes]            the right-hand side B of a product: lanes are queries (forward) or keys (backward)
- *   row panels  [n/rows][K][rows]     a left-hand side A whose output rows are tokens (n rounded up, zero-filled)
- *   col panels  [K/rows][n][rows]     a left-hand side A whose output rows are head dimensions (K rounded up, zero-filled)
- * Scores are in units of log2: scale * log2(e) is folded into q, so that exp is exp2. */
+ *   lane panel  [k/pair][lanes]            the right-hand side B of a product: lanes are queries (forward) or keys (backward)
+ *   row panels  [n/rows][k/pair][rows]     a left-hand side A whose output rows are tokens (n rounded up, zero-filled)
+ *   col panels  [k/width][n/pair][width]   an operand summed over its n tokens, k head dimensions in panels of `width` (rounded up,
+ * zero-filled) Scores are in units of log2, so that exp is exp2. Sets with pair = 1 have scale * log2(e) folded into q; with pair = 2 q
+ * stays exact and the softmax multiplies. */
 #ifndef RA_BLOCK_KERNELS_H
 #define RA_BLOCK_KERNELS_H
 
@@ -16,31 +21,39 @@
 
 struct ra__kernels {
     const char *isa;
+    int pair;               /* values per word */
     int lanes;              /* width of a lane panel */
     int rows;               /* height of the register tile of gemm */
     int row_tile, col_tile; /* register tile of gemm_rows: rows of C, columns of C (and width of its B panels) */
 
-    /* C[panels][rows][lanes] = (or += when accumulate) A[panels] (k steps of `rows` values, panels a_stride apart) * B [k][lanes].
-     * Each element is one chain of fused multiply-adds, k ascending (plain multiply and add in the scalar set). k >= 0. */
+    /* C[panels][rows][lanes] = (or += when accumulate) A[panels] (k words of `rows` values, panels a_stride apart) * B [k][lanes].
+     * Each element is one chain of fused multiply-adds, k ascending (plain multiply and add in the scalar set). k >= 0 words. */
     void (*gemm)(const float *a, int64_t a_stride, int64_t panels, const float *b, int64_t k, float *c, bool accumulate);
 
     /* C[n][col_tile] += sum over panels, over lanes of S[panel][row][lane] * B[panel*lanes + lane][col_tile]; n <= row_tile rows of C are
-     * written, row_tile rows of S are read. S panels are s_stride apart, C rows ldc apart. */
+     * written, row_tile rows of S are read. S panels are s_stride words apart, rows `lanes` words apart (lanes/pair of them used), C rows
+     * ldc apart. */
     void (*gemm_rows)(const float *s, int64_t s_stride, int64_t panels, const float *b, float *c, int64_t ldc, int n);
 
-    /* One block of online softmax, S [n][lanes] scores -> P in place, per lane: m' = max(m, max S), p = 2^(S - m'), alpha = 2^(m - m'),
-     * l = l*alpha + sum p. mask [n][lanes] is added first, -inf hides whatever S is; NULL: none. Returns whether any alpha is not 1.
-     * A lane that has seen nothing keeps m = -inf, l = 0. */
-    bool (*softmax)(float *s, int64_t n, const float *mask, float *m, float *l, float *alpha);
+    /* One block of online softmax, S [n][lanes] products -> P [n/pair][lanes] words in place, per lane: s = S * scale, m' = max(m, max s),
+     * p = 2^(s - m'), alpha = 2^(m - m'), l = l*alpha + sum p. mask [n][lanes] is added to s first, -inf hides whatever S is; NULL: none.
+     * scale > 0; sets with pair = 1 take it as 1. Returns whether any alpha is not 1. A lane that has seen nothing keeps m = -inf, l = 0.
+     */
+    bool (*softmax)(float *s, int64_t n, const float *mask, float scale, float *m, float *l, float *alpha);
 
-    /* S [n][lanes] -> P = 2^(S + mask - lse[row]), dP [n][lanes] -> dS = P (dP - delta[row]), both in place; hidden: exactly 0. */
-    void (*softmax_backward)(float *s, float *dp, int64_t n, const float *mask, const float *lse, const float *delta);
+    /* Rows are queries: S [n][lanes] -> P = 2^(S * scale + mask - lse[row]) as words [n/pair][lanes] in place; dP [n][lanes] -> dS =
+     * P (dP - delta[row]) twice: as words [n/pair][lanes] in ds_cols (pair = 1: not written, dp serves), and in place row by row, each row
+     * lanes/pair words. Hidden: exactly 0. */
+    void (*softmax_backward)(float *s, float *dp, float *ds_cols, int64_t n, const float *mask, float scale, const float *lse,
+                             const float *delta);
 
-    /* Packing from n fp32 rows of length k, ld apart, multiplied by scale. pack_lanes: n <= lanes, missing lanes are zero. */
+    /* Packing from n rows of k values, ld words apart: fp32 multiplied by scale, or bf16 pairs multiplied by the sign of scale.
+     * pack_lanes: n <= lanes, missing lanes are zero. pack_cols: rows from n to n_all are zero. */
     void (*pack_lanes)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale);
     void (*pack_rows)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale);
-    void (*pack_cols)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale);
-    /* The inverse of pack_lanes: n <= lanes rows of length k, row i multiplied by lane_scale[i] (NULL: 1), lane_scale [lanes]. */
+    void (*pack_cols)(float *dst, const float *src, int64_t ld, int64_t n, int64_t n_all, int64_t k, int64_t width);
+    /* fp32 always, the inverse of pack_lanes: n <= lanes rows of length k, row i multiplied by lane_scale[i] (NULL: 1), lane_scale [lanes].
+     */
     void (*unpack_lanes)(float *dst, int64_t ld, const float *src, int64_t n, int64_t k, const float *lane_scale);
 
     void (*scale_lanes)(float *panel, int64_t k, const float *factor); /* panel[k][lane] *= factor[lane] */
@@ -49,19 +62,21 @@ struct ra__kernels {
     void (*load_rows)(float *dst, int64_t ld, const void *src, ra_dtype dtype, int64_t row_stride, int64_t n, int64_t k);
     void (*store_rows)(void *dst, ra_dtype dtype, int64_t row_stride, const float *src, int64_t ld, int64_t n, int64_t k);
 
-    bool (*all_finite)(const float *src, int64_t ld, int64_t n, int64_t k);
+    bool (*all_finite)(const float *src, int64_t ld, int64_t n, int64_t k); /* n rows of k fp32 values */
 
     void (*exp2)(float *x, int64_t n); /* in place, the very function the softmax uses; for its error table */
 
-    double (*peak)(double seconds); /* GFLOP/s of a register-only multiply-add loop on the calling thread */
+    double (*peak)(double seconds); /* GFLOP/s of a register-only fp32 multiply-add loop on the calling thread */
 };
 
 extern const struct ra__kernels ra__kernels_scalar;
 extern const struct ra__kernels ra__kernels_avx2;
 extern const struct ra__kernels ra__kernels_avx512;
+extern const struct ra__kernels ra__kernels_avx512bf16;
 
-/* The set in use: chosen once per process by processor and RA_ISA. */
+/* The best set for fp32 products that processor and RA_ISA allow; the best for bf16 products of bf16 storage: pair = 2, or the same set. */
 const struct ra__kernels *ra__kernels(void);
+const struct ra__kernels *ra__kernels_bf16(void);
 /* "scalar avx2 avx512": compiled in, and of those the processor can run. */
 bool ra__kernels_compiled(int level);
 

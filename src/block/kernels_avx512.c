@@ -1,5 +1,24 @@
-/* The avx512 kernel set. */
+/* The AVX-512 kernel set, fp32 products. */
 #include "block/vec_avx512.h"
+
+enum { PAIR = 1 };
+#define VEC_ISA "avx512"
+
+static inline vec vec_dot(vec acc, vec a, vec b) {
+    return vec_fma(a, b, acc);
+}
+static inline vec vec_join(vec low, vec high) {
+    (void)high;
+    return low;
+}
+static inline vec vec_flip(vec words, vec sign) {
+    (void)sign;
+    return words;
+}
+static inline void vec_store_half(float *p, vec a) {
+    (void)p;
+    (void)a;
+}
 
 #include "block/kernels_body.h"
 

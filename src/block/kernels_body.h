@@ -27,7 +27,7 @@ static void gemm(const float *a, int64_t a_stride, int64_t panels, const float *
             UNROLL for (int j = 0; j < NV; j++) right[j] = vec_load(b_step + j * W);
             UNROLL for (int i = 0; i < MR; i++) {
                 vec left = vec_set1(a_step[i]);
-                UNROLL for (int j = 0; j < NV; j++) acc[i][j] = vec_fma(left, right[j], acc[i][j]);
+                UNROLL for (int j = 0; j < NV; j++) acc[i][j] = vec_dot(acc[i][j], left, right[j]);
             }
         }
         if (accumulate)
@@ -41,12 +41,12 @@ static void gemm_rows(const float *s, int64_t s_stride, int64_t panels, const fl
     vec acc[ROW_TILE][COL_VECS];
     UNROLL for (int i = 0; i < ROW_TILE; i++) UNROLL for (int j = 0; j < COL_VECS; j++) acc[i][j] = vec_set1(0);
     for (int64_t panel = 0; panel < panels; panel++, s += s_stride) {
-        UNROLL_8 for (int lane = 0; lane < NR; lane++, b += NC) {
+        UNROLL_8 for (int lane = 0; lane < NR / PAIR; lane++, b += NC) {
             vec right[COL_VECS];
             UNROLL for (int j = 0; j < COL_VECS; j++) right[j] = vec_load(b + j * W);
             UNROLL for (int i = 0; i < ROW_TILE; i++) {
                 vec left = vec_set1(s[i * NR + lane]);
-                UNROLL for (int j = 0; j < COL_VECS; j++) acc[i][j] = vec_fma(left, right[j], acc[i][j]);
+                UNROLL for (int j = 0; j < COL_VECS; j++) acc[i][j] = vec_dot(acc[i][j], left, right[j]);
             }
         }
     }
@@ -96,71 +96,138 @@ static inline void lane_max(const float *s, int64_t n, vec *max) {
     }
 }
 
-static __attribute__((noinline)) void apply_mask(float *s, const float *mask, int64_t n) {
-    for (int64_t i = 0; i < n * NR; i += W)
-        vec_store(s + i, vec_hide(vec_load(s + i), vec_load(mask + i)));
+/* s * scale + mask, or -inf. */
+static __attribute__((noinline)) void apply_mask(float *s, const float *mask, float scale, int64_t n) {
+    const vec factor = vec_set1(scale);
+    for (int64_t i = 0; i < n * NR; i += W) {
+        vec x = vec_load(s + i);
+        vec_store(s + i, vec_hide(PAIR == 1 ? x : vec_mul(x, factor), vec_load(mask + i)));
+    }
 }
 
-static bool softmax(float *s, int64_t n, const float *mask, float *m, float *l, float *alpha) {
-    if (mask)
-        apply_mask(s, mask, n);
+/* s * scale - reference; fp32 sets have no scale left to apply. */
+static inline vec shifted(vec s, vec scale, vec reference) {
+    return PAIR == 1 ? vec_sub(s, reference) : vec_fma(s, scale, vec_sub(vec_set1(0), reference));
+}
+
+static bool softmax(float *s, int64_t n, const float *mask, float scale, float *m, float *l, float *alpha) {
+    if (mask) {
+        apply_mask(s, mask, scale, n);
+        scale = 1;
+    }
+    const vec factor = vec_set1(scale);
     vec max[NV], reference[NV], sum[NV];
-    UNROLL for (int j = 0; j < NV; j++) max[j] = vec_load(m + j * W);
+    UNROLL for (int j = 0; j < NV; j++) max[j] = vec_set1(-INFINITY);
     lane_max(s, n, max);
     bool rescale = false;
     UNROLL for (int j = 0; j < NV; j++) {
         vec old = vec_load(m + j * W);
+        max[j] = vec_max(PAIR == 1 ? max[j] : vec_mul(max[j], factor), old);
         reference[j] = vec_finite_or_zero(max[j]); /* nothing seen yet: -inf - (-inf) must not happen */
-        vec factor = exp2_vec(vec_sub(old, reference[j]));
+        vec decay = exp2_vec(vec_sub(old, reference[j]));
         rescale |= vec_any_differs(old, max[j]);
-        sum[j] = vec_mul(vec_load(l + j * W), factor);
-        vec_store(alpha + j * W, factor);
+        sum[j] = vec_mul(vec_load(l + j * W), decay);
+        vec_store(alpha + j * W, decay);
         vec_store(m + j * W, max[j]);
     }
-    for (int64_t row = 0; row < n; row++, s += NR)
+    float *p = s;
+    int64_t row = 0;
+    for (; row + PAIR <= n; row += PAIR, s += PAIR * NR, p += NR)
         UNROLL for (int j = 0; j < NV; j++) {
-            vec p = exp2_vec(vec_sub(vec_load(s + j * W), reference[j]));
-            sum[j] = vec_add(sum[j], p);
-            vec_store(s + j * W, p);
+            vec low = exp2_vec(shifted(vec_load(s + j * W), factor, reference[j])), high = low;
+            sum[j] = vec_add(sum[j], low);
+            if (PAIR == 2) {
+                high = exp2_vec(shifted(vec_load(s + NR + j * W), factor, reference[j]));
+                sum[j] = vec_add(sum[j], high);
+            }
+            vec_store(p + j * W, vec_join(low, high));
+        }
+    if (row < n)
+        UNROLL for (int j = 0; j < NV; j++) {
+            vec low = exp2_vec(shifted(vec_load(s + j * W), factor, reference[j]));
+            sum[j] = vec_add(sum[j], low);
+            vec_store(p + j * W, vec_join(low, vec_set1(0)));
         }
     UNROLL for (int j = 0; j < NV; j++) vec_store(l + j * W, sum[j]);
     return rescale;
 }
 
-static void softmax_backward(float *s, float *dp, int64_t n, const float *mask, const float *lse, const float *delta) {
-    if (mask)
-        apply_mask(s, mask, n);
-    for (int64_t row = 0; row < n; row++, s += NR, dp += NR) {
-        vec row_lse = vec_set1(lse[row]), row_delta = vec_set1(delta[row]);
-        UNROLL for (int j = 0; j < NV; j++) {
-            vec p = exp2_vec(vec_sub(vec_load(s + j * W), row_lse));
-            vec ds = vec_mul(p, vec_sub(vec_load(dp + j * W), row_delta));
-            if (mask) {
-                vec hidden = vec_load(mask + row * NR + j * W);
-                p = vec_zero_hidden(p, hidden);
-                ds = vec_zero_hidden(ds, hidden);
-            }
-            vec_store(s + j * W, p);
-            vec_store(dp + j * W, ds);
+/* One row of the backward: p and ds, hidden ones exactly 0. */
+static inline void row_gradient(const float *s, const float *dp, const float *mask, vec scale, float lse, float delta, vec *p, vec *ds) {
+    const vec row_lse = vec_set1(lse), row_delta = vec_set1(delta);
+    UNROLL for (int j = 0; j < NV; j++) {
+        p[j] = exp2_vec(shifted(vec_load(s + j * W), scale, row_lse));
+        ds[j] = vec_mul(p[j], vec_sub(vec_load(dp + j * W), row_delta));
+        if (mask) {
+            vec hidden = vec_load(mask + j * W);
+            p[j] = vec_zero_hidden(p[j], hidden);
+            ds[j] = vec_zero_hidden(ds[j], hidden);
         }
     }
 }
 
+static void softmax_backward(float *s, float *dp, float *ds_cols, int64_t n, const float *mask, float scale, const float *lse,
+                             const float *delta) {
+    if (mask) {
+        apply_mask(s, mask, scale, n);
+        scale = 1;
+    }
+    const vec factor = vec_set1(scale);
+    float *out = s;
+    for (int64_t row = 0; row < n; row += PAIR, s += PAIR * NR, dp += PAIR * NR, out += NR, ds_cols += NR) {
+        vec p[PAIR][NV], ds[PAIR][NV];
+        for (int i = 0; i < PAIR; i++) {
+            if (row + i < n) {
+                row_gradient(s + i * NR, dp + i * NR, mask ? mask + (row + i) * NR : NULL, factor, lse[row + i], delta[row + i], p[i],
+                             ds[i]);
+            } else {
+                UNROLL for (int j = 0; j < NV; j++) p[i][j] = ds[i][j] = vec_set1(0);
+            }
+        }
+        UNROLL for (int j = 0; j < NV; j++) {
+            vec_store(out + j * W, vec_join(p[0][j], p[PAIR - 1][j]));
+            if (PAIR == 1) {
+                vec_store(dp + j * W, ds[0][j]);
+                continue;
+            }
+            vec_store(ds_cols + j * W, vec_join(ds[0][j], ds[PAIR - 1][j]));
+            for (int i = 0; i < PAIR && row + i < n; i++)
+                vec_store_half(dp + i * NR + j * W / 2, ds[i][j]);
+        }
+    }
+}
+
+/* The word at `at` of a row of k values: a value times scale, or a pair with scale's sign, its missing half 0. */
+static inline float word(const float *row, int64_t at, int64_t k, float scale) {
+    if (PAIR == 1)
+        return row[at] * scale;
+    uint32_t bits;
+    memcpy(&bits, row + at, sizeof bits); /* bf16 storage, not floats */
+    if (2 * at + 1 >= k)
+        bits &= 0xffff;
+    return ra__float(scale < 0 ? bits ^ 0x80008000 : bits);
+}
+
+static inline vec scaled(vec words, vec scale) {
+    return PAIR == 1 ? vec_mul(words, scale) : vec_flip(words, scale);
+}
+
 static void pack_lanes(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale) {
     const vec factor = vec_set1(scale);
+    const int64_t words = (k + PAIR - 1) / PAIR, whole = k / PAIR;
     for (int j = 0; j < NV; j++) {
         int64_t d = 0;
-        for (; d + W <= k; d += W) {
+        for (; d + W <= whole; d += W) {
             vec r[W];
             for (int i = 0; i < W; i++)
-                r[i] = j * W + i < n ? vec_mul(vec_loadu(src + (j * W + i) * ld + d), factor) : vec_set1(0);
+                r[i] = j * W + i < n ? scaled(vec_loadu(src + (j * W + i) * ld + d), factor) : vec_set1(0);
             vec_transpose(r);
             for (int i = 0; i < W; i++)
                 vec_store(dst + (d + i) * NR + j * W, r[i]);
         }
-        for (; d < k; d++)
+        for (; d < words; d++)
             for (int i = j * W; i < (j + 1) * W; i++)
-                dst[d * NR + i] = i < n ? src[i * ld + d] * scale : 0;
+                dst[d * NR + i] = i < n ? word(src + i * ld, d, k, scale) : 0;
     }
 }
 
@@ -183,30 +250,47 @@ static void unpack_lanes(float *dst, int64_t ld, const float *src, int64_t n, in
 }
 
 static void pack_rows(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale) {
-    for (int64_t row = 0; row < n; row += MR, dst += k * MR) {
+    const int64_t words = (k + PAIR - 1) / PAIR;
+    for (int64_t row = 0; row < n; row += MR, dst += words * MR) {
         int64_t present = n - row < MR ? n - row : MR;
         for (int64_t i = 0; i < MR; i++) {
             const float *from = src + (row + i) * ld;
             if (i < present)
-                for (int64_t d = 0; d < k; d++)
-                    dst[d * MR + i] = from[d] * scale;
+                for (int64_t d = 0; d < words; d++)
+                    dst[d * MR + i] = word(from, d, k, scale);
             else
-                for (int64_t d = 0; d < k; d++)
+                for (int64_t d = 0; d < words; d++)
                     dst[d * MR + i] = 0;
         }
     }
 }
 
-static void pack_cols(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale) {
-    int64_t whole = k / MR * MR;
-    for (int64_t row = 0; row < n; row++, src += ld) {
-        for (int64_t d = 0; d < whole; d += MR)
-            for (int i = 0; i < MR; i++)
-                dst[d * n + row * MR + i] = src[d + i] * scale;
-        for (int64_t d = whole; d < k; d++)
-            dst[whole * n + row * MR + d - whole] = src[d] * scale;
-        for (int64_t d = k; whole < k && d < whole + MR; d++)
-            dst[whole * n + row * MR + d - whole] = 0;
+/* Row `row` of the result for PAIR source rows, `second` NULL when there is none. */
+static inline void pack_cols_row(float *dst, const float *first, const float *second, int64_t panel, int64_t k, int64_t width) {
+    for (int64_t d0 = 0; d0 < k; d0 += width, dst += panel) {
+        int64_t present = k - d0 < width ? k - d0 : width;
+        if (PAIR == 1) {
+            for (int64_t d = 0; d < present; d++)
+                dst[d] = first[d0 + d];
+        } else {
+            const uint16_t *low = (const uint16_t *)first + d0, *high = second ? (const uint16_t *)second + d0 : NULL;
+            for (int64_t d = 0; d < present; d++)
+                dst[d] = ra__float((uint32_t)low[d] | (high ? (uint32_t)high[d] << 16 : 0));
+        }
+        for (int64_t d = present; d < width; d++)
+            dst[d] = 0;
+    }
+}
+
+static void pack_cols(float *dst, const float *src, int64_t ld, int64_t n, int64_t n_all, int64_t k, int64_t width) {
+    const int64_t words = (n_all + PAIR - 1) / PAIR, panel = words * width;
+    for (int64_t row = 0; row < words; row++) {
+        const float *first = src + row * PAIR * ld;
+        if (row * PAIR < n)
+            pack_cols_row(dst + row * width, first, row * PAIR + 1 < n ? first + ld : NULL, panel, k, width);
+        else
+            for (int64_t d0 = 0; d0 < k; d0 += width)
+                memset(dst + row * width + d0 * words, 0, (size_t)width * sizeof *dst);
     }
 }
 
@@ -291,10 +375,10 @@ static double peak(double seconds) {
     return sink[0] < 0 ? 0 : steps * PEAK_CHAINS * W * 2 / elapsed * 1e-9;
 }
 
-#define RA__KERNEL_TABLE                                                                                                     \
-    {                                                                                                                        \
-        .isa = VEC_ISA, .lanes = NR, .rows = MR, .row_tile = ROW_TILE, .col_tile = NC, .gemm = gemm, .gemm_rows = gemm_rows, \
-        .softmax = softmax, .softmax_backward = softmax_backward, .pack_lanes = pack_lanes, .pack_rows = pack_rows,          \
-        .pack_cols = pack_cols, .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes, .load_rows = load_rows,            \
-        .store_rows = store_rows, .all_finite = all_finite, .exp2 = exp2_array, .peak = peak                                 \
+#define RA__KERNEL_TABLE                                                                                                                   \
+    {                                                                                                                                      \
+        .isa = VEC_ISA, .pair = PAIR, .lanes = NR, .rows = MR, .row_tile = ROW_TILE, .col_tile = NC, .gemm = gemm, .gemm_rows = gemm_rows, \
+        .softmax = softmax, .softmax_backward = softmax_backward, .pack_lanes = pack_lanes, .pack_rows = pack_rows,                        \
+        .pack_cols = pack_cols, .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes, .load_rows = load_rows,                          \
+        .store_rows = store_rows, .all_finite = all_finite, .exp2 = exp2_array, .peak = peak                                               \
     }

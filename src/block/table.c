@@ -18,6 +18,12 @@ bool ra__kernels_compiled(int level) {
 #else
         return false;
 #endif
+    case RA__AVX512BF16:
+#ifdef RA_HAVE_AVX512BF16
+        return true;
+#else
+        return false;
+#endif
     }
     return false;
 }
@@ -35,4 +41,12 @@ const struct ra__kernels *ra__kernels(void) {
         k = &ra__kernels_avx512;
 #endif
     return k;
+}
+
+const struct ra__kernels *ra__kernels_bf16(void) {
+#ifdef RA_HAVE_AVX512BF16
+    if (ra__isa_allowed() >= RA__AVX512BF16)
+        return &ra__kernels_avx512bf16;
+#endif
+    return ra__kernels();
 }

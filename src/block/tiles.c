@@ -70,16 +70,73 @@ void ra__store_rows(const struct ra__kernels *kernels, const ra_tensor *x, int64
             store_element(x, first + i * x->stride[1] + d * x->stride[3], rows[i * ld + d]);
 }
 
+/* bf16 rows that can be read as words where they lie: whole pairs, aligned. */
+static bool readable_as_pairs(const ra_tensor *x, int64_t first, int64_t k) {
+    return x->dtype == RA_BF16 && x->stride[3] == 1 && x->stride[1] % 2 == 0 && k % 2 == 0 && (uintptr_t)address(x, first) % 4 == 0;
+}
+
+const float *ra__operand_rows(const struct ra__kernels *kernels, const ra_tensor *x, int64_t b, int64_t t0, int64_t n, int64_t h, int64_t k,
+                              float *scratch, int64_t *ld) {
+    if (kernels->pair == 1)
+        return ra__rows(kernels, x, b, t0, n, h, k, scratch, ld);
+    const int64_t first = offset(x, b, t0, h), words = ra__words(kernels, k);
+    if (readable_as_pairs(x, first, k)) {
+        *ld = x->stride[1] / 2;
+        return (const float *)address(x, first);
+    }
+    int64_t from_ld;
+    float *pairs = scratch + n * k;
+    const float *from = ra__rows(kernels, x, b, t0, n, h, k, scratch, &from_ld);
+    kernels->store_rows(pairs, RA_BF16, 2 * words, from, from_ld, n, k);
+    *ld = words;
+    return pairs;
+}
+
+static bool half_is_finite(uint16_t h) {
+    return (h & 0x7f80) != 0x7f80;
+}
+
+static bool all_halves_finite(const float *rows, int64_t ld, int64_t n, int64_t k) {
+    bool finite = true;
+    for (int64_t i = 0; i < n; i++) {
+        const uint16_t *row = (const uint16_t *)(rows + i * ld);
+        int bad = 0;
+        for (int64_t d = 0; d < k; d++)
+            bad |= !half_is_finite(row[d]);
+        finite &= !bad;
+    }
+    return finite;
+}
+
 const float *ra__finite_rows(const struct ra__kernels *kernels, const float *rows, int64_t *ld, int64_t n, int64_t k, float *scratch,
                              bool *clean) {
-    *clean = kernels->all_finite(rows, *ld, n, k);
+    const int64_t words = ra__words(kernels, k);
+    *clean = kernels->pair == 1 ? kernels->all_finite(rows, *ld, n, k) : all_halves_finite(rows, *ld, n, k);
     if (*clean)
         return rows;
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t d = 0; d < k; d++) {
-            float value = rows[i * *ld + d];
-            scratch[i * k + d] = isfinite(value) ? value : 0;
-        }
-    *ld = k;
+    for (int64_t i = 0; i < n; i++) {
+        const float *from = rows + i * *ld;
+        float *to = scratch + i * words;
+        if (kernels->pair == 1)
+            for (int64_t d = 0; d < k; d++)
+                to[d] = isfinite(from[d]) ? from[d] : 0;
+        else
+            for (int64_t d = 0; d < k; d++) {
+                uint16_t h = ((const uint16_t *)from)[d];
+                ((uint16_t *)to)[d] = half_is_finite(h) ? h : 0;
+            }
+    }
+    *ld = words;
     return scratch;
+}
+
+float ra__col_value(const struct ra__kernels *kernels, const float *words, int64_t row, int64_t lane) {
+    if (kernels->pair == 1)
+        return words[row * kernels->lanes + lane];
+    return ra__from_bf16(((const uint16_t *)(words + row / 2 * kernels->lanes + lane))[row % 2]);
+}
+
+float ra__row_value(const struct ra__kernels *kernels, const float *words, int64_t row, int64_t lane) {
+    const float *from = words + row * kernels->lanes;
+    return kernels->pair == 1 ? from[lane] : ra__from_bf16(((const uint16_t *)from)[lane]);
 }

@@ -34,9 +34,14 @@ static inline struct ra__tile ra__tile_at(const struct ra__stretches *s, int64_t
     return (struct ra__tile){0, 0, padded};
 }
 
-/* Upper bound of `padded` + n over all tiles of T tokens in at most two stretches. */
+/* Upper bound of `padded` + n over all tiles of T tokens in at most two stretches; a multiple of `multiple`. */
 static inline int64_t ra__padded_rows(int64_t T, int64_t multiple) {
-    return T + 2 * multiple;
+    return ra__round_up(T, multiple) + multiple;
+}
+
+/* Words that k values take in an operand. */
+static inline int64_t ra__words(const struct ra__kernels *kernels, int64_t k) {
+    return (k + kernels->pair - 1) / kernels->pair;
 }
 
 /* n rows t0.. of head h as fp32: in place when they are stored so, else converted into scratch [n][k]. *ld: distance of rows. */
@@ -46,10 +51,24 @@ const float *ra__rows(const struct ra__kernels *kernels, const ra_tensor *x, int
 void ra__store_rows(const struct ra__kernels *kernels, const ra_tensor *x, int64_t b, int64_t t0, int64_t n, int64_t h, int64_t k,
                     const float *rows, int64_t ld);
 
+/* n rows as operands of products, for the pack functions: fp32, or pairs of bf16 (any type is rounded to it). In place when they are stored
+ * so, else in scratch [n][ra__row_scratch(k)]. *ld: distance of rows in words. */
+const float *ra__operand_rows(const struct ra__kernels *kernels, const ra_tensor *x, int64_t b, int64_t t0, int64_t n, int64_t h, int64_t k,
+                              float *scratch, int64_t *ld);
+
+/* Floats of scratch for one row of k values. */
+static inline int64_t ra__row_scratch(int64_t k) {
+    return k + (k + 1) / 2;
+}
+
 /* Hidden keys and queries must not leak: 0 * NaN is NaN. So operands that are multiplied by probabilities are packed with every NaN and
  * infinity replaced by 0, and where a tile had any, its visible products are added afterwards, one by one.
- * Returns rows that are finite: `rows` itself, or a cleaned copy in scratch [n][k] with *clean = false. */
+ * Returns operand rows that are finite: `rows` itself, or a cleaned copy in scratch with *clean = false. */
 const float *ra__finite_rows(const struct ra__kernels *kernels, const float *rows, int64_t *ld, int64_t n, int64_t k, float *scratch,
                              bool *clean);
+
+/* What the softmax kernels left: value (row, lane) of words [n/pair][lanes], and of rows of lanes/pair words. */
+float ra__col_value(const struct ra__kernels *kernels, const float *words, int64_t row, int64_t lane);
+float ra__row_value(const struct ra__kernels *kernels, const float *words, int64_t row, int64_t lane);
 
 #endif

@@ -10,7 +10,6 @@
 
 typedef __m512 vec;
 enum { W = 16, NV = 3, MR = 8, ROW_TILE = 12, COL_VECS = 2, PEAK_CHAINS = 24 };
-#define VEC_ISA "avx512"
 
 static inline vec vec_set1(float x) {
     return _mm512_set1_ps(x);

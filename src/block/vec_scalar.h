@@ -8,7 +8,7 @@
 #include "base/half.h"
 
 typedef float vec;
-enum { W = 1, NV = 8, MR = 4, ROW_TILE = 4, COL_VECS = 8, PEAK_CHAINS = 16 };
+enum { PAIR = 1, W = 1, NV = 8, MR = 4, ROW_TILE = 4, COL_VECS = 8, PEAK_CHAINS = 16 };
 #define VEC_ISA "scalar"
 
 static inline vec vec_set1(float x) {
@@ -79,6 +79,24 @@ static inline void vec_store_f16(uint16_t *p, vec a) {
 }
 static inline void vec_transpose(vec *r) {
     (void)r;
+}
+
+/* acc + the product of two words. */
+static inline vec vec_dot(vec acc, vec a, vec b) {
+    return vec_fma(a, b, acc);
+}
+/* Pairs of bf16: never used where PAIR is 1. */
+static inline vec vec_join(vec low, vec high) {
+    (void)high;
+    return low;
+}
+static inline vec vec_flip(vec words, vec sign) {
+    (void)sign;
+    return words;
+}
+static inline void vec_store_half(float *p, vec a) {
+    (void)p;
+    (void)a;
 }
 
 #endif

@@ -122,15 +122,14 @@ static void derive(ra_plan *plan, ra_comm *comm, const ra_problem *p, bool segme
                               .kv = ra__layout_shard(p->layout, p->Skv, P, r),
                               .has_bias = p->has_bias != 0,
                               .backward = p->backward != 0};
-    ring->attn = (struct ra__attn){.k = ra__kernels(),
+    ring->attn = (struct ra__attn){.k = p->dtype == RA_BF16 ? ra__kernels_bf16() : ra__kernels(),
                                    .B = p->B,
                                    .H = p->H,
                                    .G = p->G,
                                    .D = p->D,
                                    .Dv = p->Dv,
-                                   .scale = (float)plan->problem.scale,
-                                   .scale_log2 = (float)(plan->problem.scale * 1.4426950408889634),
                                    .threads = plan->problem.threads};
+    ra__attn_scale(&ring->attn, plan->problem.scale);
     for (int i = 0; i < P; i++) {
         int64_t T = ra__layout_shard(p->layout, p->Skv, P, i).T;
         ring->Tkv_max = T > ring->Tkv_max ? T : ring->Tkv_max;

@@ -279,19 +279,18 @@ static void run(struct job *j) {
     const ra_problem *p = &j->p;
     const ra_mask *m = &p->mask;
     const double scale = isnan(p->scale) ? 1 / sqrt((double)p->D) : p->scale;
-    struct ra__attn a = {.k = ra__kernels(),
+    struct ra__attn a = {.k = p->dtype == RA_BF16 ? ra__kernels_bf16() : ra__kernels(),
                          .B = p->B,
                          .H = p->H,
                          .G = p->G,
                          .D = p->D,
                          .Dv = p->Dv,
-                         .scale = (float)scale,
-                         .scale_log2 = (float)(scale * 1.4426950408889634),
                          .threads = j->threads,
                          .q_tile = j->q_tile,
                          .k_tile = j->k_tile,
                          .q_tile_b = j->q_tile_b,
                          .k_tile_b = j->k_tile_b};
+    ra__attn_scale(&a, scale);
     int64_t *last = malloc((size_t)(p->Sq + 1) * sizeof *last);
     for (int64_t i = 0; i < p->Sq; i++)
         last[i] = m->causal || m->causal_block
@@ -324,6 +323,7 @@ static int64_t visible_pairs(const struct job *j) {
 
 static bool run_and_check(struct job *j, double bound, const char *name) {
     const ra_problem *p = &j->p;
+    bound = bound_for(p->dtype, bound);
     run(j);
     oracle_result o = job_oracle(j);
     const double out = relative_error(j->out, o.out, q_numel(p, p->Dv), 0.1);

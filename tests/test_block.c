@@ -213,7 +213,7 @@ static void fold_and_check(struct online *o, int64_t n, bool masked) {
     memcpy(m, o->m, (size_t)lanes * sizeof *m);
     memcpy(l, o->l, (size_t)lanes * sizeof *l);
     memcpy(o->kept, o->s, (size_t)(n * lanes) * sizeof *o->kept);
-    const bool rescale = K->softmax(o->s, n, masked ? o->mask : NULL, o->m, o->l, o->alpha);
+    const bool rescale = K->softmax(o->s, n, masked ? o->mask : NULL, 1, o->m, o->l, o->alpha);
     bool moved = false;
     for (int lane = 0; lane < lanes; lane++) {
         float max = m[lane];
@@ -311,7 +311,7 @@ static void hidden_scores(void) {
             if (o.mask[i] == -INFINITY)
                 o.s[i] = garbage[g];
         }
-        K->softmax(o.s, n, o.mask, o.m, o.l, o.alpha);
+        K->softmax(o.s, n, o.mask, 1, o.m, o.l, o.alpha);
         for (int64_t i = 0; i < n * lanes; i++)
             CHECK(o.mask[i] == -INFINITY ? same_bits(o.s[i], 0) : o.s[i] > 0);
         CHECK(o.m[1] == -INFINITY && o.l[1] == 0);
@@ -321,7 +321,7 @@ static void hidden_scores(void) {
         if (g == 0)
             memcpy(first, o.s, (size_t)(n * lanes) * sizeof *first);
         CHECK(memcmp(first, o.s, (size_t)(n * lanes) * sizeof *first) == 0);
-        K->softmax(o.s, 0, NULL, o.m, o.l, o.alpha); /* no rows: nothing moves */
+        K->softmax(o.s, 0, NULL, 1, o.m, o.l, o.alpha); /* no rows: nothing moves */
         CHECK(memcmp(now, o.m, (size_t)lanes * sizeof *now) == 0 && memcmp(now + lanes, o.l, (size_t)lanes * sizeof *now) == 0);
     }
     free(first);
@@ -339,14 +339,14 @@ static void nan_scores_stay_in_their_lane(void) {
             float *s = clean.kept, m[64], l[64];
             memcpy(s, clean.s, (size_t)(n * lanes) * sizeof *s);
             s[row * lanes + bad] = NAN;
-            K->softmax(clean.s, n, NULL, clean.m, clean.l, clean.alpha);
+            K->softmax(clean.s, n, NULL, 1, clean.m, clean.l, clean.alpha);
             memcpy(m, clean.m, sizeof *m * (size_t)lanes);
             memcpy(l, clean.l, sizeof *l * (size_t)lanes);
             for (int lane = 0; lane < lanes; lane++) {
                 clean.m[lane] = -INFINITY;
                 clean.l[lane] = 0;
             }
-            K->softmax(s, n, NULL, clean.m, clean.l, clean.alpha);
+            K->softmax(s, n, NULL, 1, clean.m, clean.l, clean.alpha);
             for (int lane = 0; lane < lanes; lane++) {
                 CHECK(lane == bad ? isnan(clean.l[lane]) : same_bits(clean.l[lane], l[lane]) && same_bits(clean.m[lane], m[lane]));
                 for (int64_t i = 0; i < n && lane != bad; i++)
@@ -354,7 +354,7 @@ static void nan_scores_stay_in_their_lane(void) {
             }
             CHECK(isnan(s[row * lanes + bad]));
             randomize(s, n * lanes);
-            K->softmax(s, n, NULL, clean.m, clean.l, clean.alpha);
+            K->softmax(s, n, NULL, 1, clean.m, clean.l, clean.alpha);
             for (int lane = 0; lane < lanes; lane++)
                 CHECK(isnan(clean.l[lane]) == (lane == bad));
             clean_up("softmax");
@@ -374,7 +374,7 @@ static void check_softmax_backward(int64_t n, bool masked) {
     lse[n / 2] = INFINITY; /* a row that saw nothing */
     memcpy(kept, s, (size_t)(n * lanes) * sizeof *s);
     memcpy(kept_dp, dp, (size_t)(n * lanes) * sizeof *dp);
-    K->softmax_backward(s, dp, n, masked ? mask : NULL, lse, delta);
+    K->softmax_backward(s, dp, dp, n, masked ? mask : NULL, 1, lse, delta);
     for (int64_t i = 0; i < n * lanes; i++) {
         if (masked && mask[i] == -INFINITY) {
             CHECK(same_bits(s[i], 0) && same_bits(dp[i], 0));
@@ -399,13 +399,15 @@ static void softmax_backward(void) {
 /* ---- packing ---- */
 
 static void check_pack(int64_t n, int64_t k, int64_t ld, float scale) {
+    const int64_t extra = k % 3; /* zero rows after the n of pack_cols */
     const int64_t rows = K->rows, lanes = K->lanes, rows_n = (n + rows - 1) / rows * rows, rows_k = (k + rows - 1) / rows * rows;
     const float *x = random_floats((n - 1) * ld + k);
-    float *by_lane = take_packed(n <= lanes ? k * lanes : 0), *by_row = take_packed(rows_n * k), *by_col = take_packed(rows_k * n);
+    float *by_lane = take_packed(n <= lanes ? k * lanes : 0), *by_row = take_packed(rows_n * k),
+          *by_col = take_packed(rows_k * (n + extra));
     if (n <= lanes)
         K->pack_lanes(by_lane, x, ld, n, k, scale);
     K->pack_rows(by_row, x, ld, n, k, scale);
-    K->pack_cols(by_col, x, ld, n, k, scale);
+    K->pack_cols(by_col, x, ld, n, n + extra, k, rows);
     bool ok = true;
     for (int64_t i = 0; i < lanes && n <= lanes; i++)
         for (int64_t d = 0; d < k; d++)
@@ -415,9 +417,9 @@ static void check_pack(int64_t n, int64_t k, int64_t ld, float scale) {
         for (int64_t d = 0; d < k; d++)
             ok &= same_bits(by_row[i / rows * rows * k + d * rows + i % rows], i < n ? x[i * ld + d] * scale : 0);
     CHECK_MSG(ok, "pack_rows n %lld k %lld", (long long)n, (long long)k);
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n + extra; i++)
         for (int64_t d = 0; d < rows_k; d++)
-            ok &= same_bits(by_col[d / rows * rows * n + i * rows + d % rows], d < k ? x[i * ld + d] * scale : 0);
+            ok &= same_bits(by_col[d / rows * rows * (n + extra) + i * rows + d % rows], i < n && d < k ? x[i * ld + d] : 0);
     CHECK_MSG(ok, "pack_cols n %lld k %lld", (long long)n, (long long)k);
     clean_up("packing");
 }
@@ -691,8 +693,10 @@ static void exp2_in_place(void) {
 
 static void table(void) {
     const char *cap = getenv("RA_ISA");
-    if (cap)
-        CHECK_MSG(strcmp(K->isa, cap) == 0, "RA_ISA=%s chooses %s", cap, K->isa);
+    if (cap) { /* a level of bf16 products has the fp32 kernels of the level below */
+        CHECK_MSG(strncmp(K->isa, cap, strlen(K->isa)) == 0, "RA_ISA=%s chooses %s", cap, K->isa);
+        CHECK_MSG(strcmp(ra__kernels_bf16()->isa, cap) == 0, "RA_ISA=%s chooses %s for bf16", cap, ra__kernels_bf16()->isa);
+    }
     CHECK(strcmp(ra_isa(), K->isa) == 0);
     CHECK(K->lanes > 0 && K->lanes <= 64 && K->rows > 0 && K->row_tile > 0 && K->col_tile > 0);
     CHECK(K->peak(1e-3) > 0 && ra_measure_peak(2, 1e-3) > 0 && ra_measure_peak(0, 1) == 0 && ra_measure_peak(1, NAN) == 0);

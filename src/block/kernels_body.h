@@ -174,7 +174,7 @@ static void softmax_backward(float *s, float *dp, float *ds_cols, int64_t n, con
     }
     const vec factor = vec_set1(scale);
     float *out = s;
-    for (int64_t row = 0; row < n; row += PAIR, s += PAIR * NR, dp += PAIR * NR, out += NR, ds_cols += NR) {
+    for (int64_t row = 0; row < n; row += PAIR, s += PAIR * NR, dp += PAIR * NR, out += NR) {
         vec p[PAIR][NV], ds[PAIR][NV];
         for (int i = 0; i < PAIR; i++) {
             if (row + i < n) {
@@ -190,7 +190,7 @@ static void softmax_backward(float *s, float *dp, float *ds_cols, int64_t n, con
                 vec_store(dp + j * W, ds[0][j]);
                 continue;
             }
-            vec_store(ds_cols + j * W, vec_join(ds[0][j], ds[PAIR - 1][j]));
+            vec_store(ds_cols + row / PAIR * NR + j * W, vec_join(ds[0][j], ds[PAIR - 1][j]));
             for (int i = 0; i < PAIR && row + i < n; i++)
                 vec_store_half(dp + i * NR + j * W / 2, ds[i][j]);
         }

@@ -304,11 +304,12 @@ __attribute__((unused)) static struct errors whole_errors(const struct whole *w,
 
 /* The bound for a type: kernels that multiply bf16 pairs round the probabilities to bf16 (2^-9), the others compute in fp32 throughout. */
 __attribute__((unused)) static double bound_for(ra_dtype t, double bound) {
-    const double rounded = 6e-3;
+    const double rounded = 1e-2;
     return t == RA_BF16 && ra__kernels_bf16()->pair == 2 && bound < rounded ? rounded : bound;
 }
 
 __attribute__((unused)) static bool whole_check(const struct whole *w, double bound, const char *name) {
+    bound = bound_for(w->p.dtype, bound);
     oracle_result o = whole_oracle(w);
     struct errors e = whole_errors(w, &o);
     oracle_result_free(&o);

@@ -278,8 +278,8 @@ RA_API size_t ra_plan_workspace_bytes(const ra_plan *plan);
 /* What a run measured on this rank. */
 typedef struct ra_stats {
     double seconds;          /* wall time of the call */
-    double seconds_transfer; /* sum over transfers of the time from posting to completion */
-    double seconds_exposed;  /* the part of it during which this rank had nothing to compute */
+    double seconds_transfer; /* time during which this rank had transfers in flight */
+    double seconds_exposed;  /* the part of it during which it had nothing to compute */
     int64_t bytes_sent;
     double pairs; /* (query, key) pairs computed and visible, summed over batch and query heads */
 } ra_stats;

@@ -21,11 +21,11 @@
  * itself. So neither the number of threads nor which gradients are wanted changes them. */
 #include "block/ffn.h"
 
-#include <omp.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "base/status.h"
+#include "base/threads.h"
 #include "block/gemm.h"
 
 #define PANEL         512  /* hidden columns of a 16-bit weight converted at a time */
@@ -59,8 +59,8 @@ static ra_status check_options(const ra_ffn *f) {
         return ra__fail(RA_ERR_INVALID, "E is %lld, F is %lld: both must be at least 1", (long long)f->E, (long long)f->F);
     if (f->chunk < 0)
         return ra__fail(RA_ERR_INVALID, "chunk is %lld: it must not be negative", (long long)f->chunk);
-    if (f->threads < 0)
-        return ra__fail(RA_ERR_INVALID, "threads is %d: it must not be negative", f->threads);
+    if (f->threads < 0 || f->threads > 4096)
+        return ra__fail(RA_ERR_INVALID, "threads is %d: must be from 0 to 4096", f->threads);
     return RA_OK;
 }
 
@@ -363,7 +363,7 @@ static ra_status run_chunks(const ra_ffn *f, const ra_ffn_args *args, const stru
     const struct run r = {
         .activation = f->activation,
         .dtype = f->dtype,
-        .threads = f->threads ? f->threads : omp_get_max_threads(),
+        .threads = f->threads ? f->threads : ra__default_threads(),
         .T = f->T,
         .E = f->E,
         .F = f->F,

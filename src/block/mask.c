@@ -123,7 +123,7 @@ int64_t ra__mask_fill_by_key(const struct ra__mask_view *v, const struct ra__mas
         int32_t position = relative(v->k_position[t->k0 + key], base);
         int32_t k_segment = v->k_segment ? v->k_segment[t->b * v->Tk + t->k0 + key] : 0;
         for (int lane = 0; lane < lanes; lane++)
-            out[lane] = (position <= last[lane]) & (k_segment == segment[lane]) ? 0.0f : -INFINITY;
+            out[lane] = ((position <= last[lane]) & (k_segment == segment[lane])) ? 0.0f : -INFINITY;
         for (int lane = 0; v->bias && lane < t->nq; lane++)
             if (out[lane] == 0)
                 out[lane] = bias_log2(v->bias, t->b, t->q0 + lane, h, v->k_position[t->k0 + key]);
@@ -148,7 +148,7 @@ int64_t ra__mask_fill_by_query(const struct ra__mask_view *v, const struct ra__m
         int32_t last = relative(v->q_last[t->q0 + query], base);
         int32_t q_segment = v->q_segment ? v->q_segment[t->b * v->Tq + t->q0 + query] : 0;
         for (int lane = 0; lane < lanes; lane++)
-            out[lane] = (position[lane] <= last) & (q_segment == segment[lane]) ? 0.0f : -INFINITY;
+            out[lane] = ((position[lane] <= last) & (q_segment == segment[lane])) ? 0.0f : -INFINITY;
         for (int lane = (int)t->nk; lane < lanes; lane++)
             out[lane] = -INFINITY; /* `last` may be INT32_MAX */
         for (int lane = 0; v->bias && lane < t->nk; lane++)

@@ -159,6 +159,7 @@ static ra_status finish(struct walk *k) {
         double start = ra__now();
         RA__TRY(ra__wait(&(struct ra__transfer *){&k->returning}, 1, "dK,dV coming home"));
         k->x.seconds_exposed += ra__now() - start;
+        k->x.seconds_transfer += ra__now() - start;
         add(home, (const float *)(k->workspace + k->map.returning), own);
     }
     store(ring, &k->args->dk, home, a->D);

@@ -43,13 +43,20 @@ ra_status ra__exchange_finish(struct ra__exchange *x, const char *operation, int
     if (n == 0)
         return RA_OK;
     snprintf(what, sizeof what, "%s of ring step %d", operation, step);
-    double start = ra__now();
+    const double start = ra__now();
+    double first = start, last = start;
     RA__TRY(x->failure);
     RA__TRY(ra__wait(list, n, what));
-    x->seconds_exposed += ra__now() - start;
-    for (int i = 0; i < n; i++)
-        if (!list[i]->sending) /* the receiving end sees the whole of a transfer */
-            x->seconds_transfer += list[i]->t_done - list[i]->t_posted;
+    for (int i = 0; i < n; i++) {
+        first = list[i]->t_posted < first ? list[i]->t_posted : first;
+        last = list[i]->t_done > last ? list[i]->t_done : last;
+    }
+    if (last > start) /* else all was done before the compute was */
+        x->seconds_exposed += last - start;
+    else
+        for (last = first, n--; n >= 0; n--)
+            last = list[n]->t_done > last ? list[n]->t_done : last;
+    x->seconds_transfer += last - first;
     x->count = 0;
     return RA_OK;
 }

@@ -44,19 +44,15 @@ ra_status ra__exchange_finish(struct ra__exchange *x, const char *operation, int
         return RA_OK;
     snprintf(what, sizeof what, "%s of ring step %d", operation, step);
     const double start = ra__now();
-    double first = start, last = start;
+    double first = start, last = 0;
     RA__TRY(x->failure);
     RA__TRY(ra__wait(list, n, what));
     for (int i = 0; i < n; i++) {
         first = list[i]->t_posted < first ? list[i]->t_posted : first;
         last = list[i]->t_done > last ? list[i]->t_done : last;
     }
-    if (last > start) /* else all was done before the compute was */
-        x->seconds_exposed += last - start;
-    else
-        for (last = first, n--; n >= 0; n--)
-            last = list[n]->t_done > last ? list[n]->t_done : last;
     x->seconds_transfer += last - first;
+    x->seconds_exposed += last > start ? last - start : 0;
     x->count = 0;
     return RA_OK;
 }

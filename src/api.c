@@ -58,6 +58,8 @@ static ra_status check_tensor(const char *name, const ra_tensor *x, bool output,
 static ra_status check_inputs(const ra_plan *plan, const ra_attention_args *args) {
     const ra_problem *p = &plan->problem;
     const int64_t Tq = plan->ring.q.T, Tk = plan->ring.kv.T;
+    if (!args)
+        return ra__fail(RA_ERR_INVALID, "args is NULL");
     const struct {
         const char *name;
         const ra_tensor *x;
@@ -132,14 +134,14 @@ static ra_status run(const ra_plan *plan, const ra_attention_args *args, void *w
 }
 
 ra_status ra_attention_forward(const ra_plan *plan, const ra_attention_args *args, void *workspace) {
-    if (!plan || !args)
-        return ra__fail(RA_ERR_INVALID, "ra_attention_forward: NULL argument");
+    if (!plan)
+        return ra__fail(RA_ERR_INVALID, "ra_attention_forward: plan is NULL");
     return run(plan, args, workspace, check_forward(plan, args), ra__ring_forward);
 }
 
 ra_status ra_attention_backward(const ra_plan *plan, const ra_attention_args *args, void *workspace) {
-    if (!plan || !args)
-        return ra__fail(RA_ERR_INVALID, "ra_attention_backward: NULL argument");
+    if (!plan)
+        return ra__fail(RA_ERR_INVALID, "ra_attention_backward: plan is NULL");
     return run(plan, args, workspace, check_backward(plan, args), ra__ring_backward);
 }
 
@@ -186,8 +188,13 @@ static ra_status one_call(const ra_plan *plan, const ra_attention_args *args, bo
 }
 
 ra_status ra_attention(ra_comm *comm, const ra_problem *problem, const ra_attention_args *args) {
-    if (!comm || !problem || !args)
-        return ra__fail(RA_ERR_INVALID, "ra_attention: NULL argument");
+    if (!comm)
+        return ra__fail(RA_ERR_INVALID, "ra_attention: comm is NULL");
+    if (!problem || !args) { /* the other ranks are planning */
+        bool unused;
+        RA__TRY(ra__comm_check(comm));
+        return ra__agree(comm, NULL, ra__fail(RA_ERR_INVALID, "ra_attention: %s is NULL", problem ? "args" : "problem"), &unused);
+    }
     ra_problem p = *problem;
     p.backward = args->dq.data || args->dk.data || args->dv.data;
     ra_plan *plan;

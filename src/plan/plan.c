@@ -172,11 +172,12 @@ static ra_status build(ra_plan *plan, const ra_problem *p) {
 }
 
 ra_status ra_plan_create(ra_comm *comm, const ra_problem *problem, ra_plan **out) {
-    if (!comm || !problem || !out)
-        return ra__fail(RA_ERR_INVALID, "ra_plan_create: NULL argument");
+    if (!comm)
+        return ra__fail(RA_ERR_INVALID, "ra_plan_create: comm is NULL");
     RA__TRY(ra__comm_check(comm));
     bool segments = false;
-    ra_status own = ra__validate_problem(problem, ra_comm_size(comm), ra_comm_rank(comm));
+    ra_status own = problem && out ? ra__validate_problem(problem, ra_comm_size(comm), ra_comm_rank(comm))
+                                   : ra__fail(RA_ERR_INVALID, "ra_plan_create: %s is NULL", problem ? "plan" : "problem");
     ra_plan *plan = own == RA_OK ? ra__alloc_zero(&comm->allocator, sizeof *plan) : NULL;
     if (own == RA_OK && !plan)
         own = ra__fail(RA_ERR_MEMORY, "no memory for a plan (%zu bytes)", sizeof *plan);

@@ -66,8 +66,8 @@ ra_status ra__validate_problem(const ra_problem *p, int P, int r) {
         return ra__fail(RA_ERR_INVALID, "dtype: unknown value %d", (int)p->dtype);
     if (p->layout != RA_CONTIGUOUS && p->layout != RA_ZIGZAG && p->layout != RA_STRIPED)
         return ra__fail(RA_ERR_INVALID, "layout: unknown value %d", (int)p->layout);
-    if (isinf(p->scale))
-        return ra__fail(RA_ERR_INVALID, "scale is infinite");
+    if (isinf((float)(p->scale * 1.4426950408889634))) /* the logits' unit is log2 */
+        return ra__fail(RA_ERR_INVALID, "scale is %g: too large for fp32", p->scale);
     RA__TRY(check_sizes(p));
     RA__TRY(check_mask(p));
     return check_segments(p, P, r);

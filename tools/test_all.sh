@@ -26,7 +26,7 @@ configure_and_build() { # folder, cmake arguments
 
 tools/venv.sh "$build" || echo "test_all: no Python environment; tests that need it will be skipped"
 
-quick='test_(block|ring|api|link|ffn|safetensors|cli)'
+quick='test_(block|attn|ring|api|link|ffn|safetensors|cli)'
 configure_and_build "$build" -DRA_TEST_MORE="clang;asan;tsan;bare"
 configure_and_build "$build/clang" -DRA_TEST_PREFIX=clang. -DCMAKE_C_COMPILER=clang -DRA_FUZZ=ON -DRA_TEST_ONLY="$quick|fuzz"
 configure_and_build "$build/asan" -DRA_TEST_PREFIX=asan. -DRA_SANITIZE=address -DCMAKE_BUILD_TYPE=RelWithDebInfo
@@ -37,5 +37,5 @@ configure_and_build "$build/bare" -DRA_TEST_PREFIX=bare. -DRA_MPI=OFF -DRA_BLAS=
 step "testing"
 # ctest names skipped tests without their reasons; these are the usual ones.
 [ -d ../shared/golden ] || echo "no ../shared/golden: comparisons with stored values are skipped"
-for level in avx2 avx512; do "$build/isa_run" $level /bin/true || true; done
+for level in avx2 avx512 avx512bf16; do "$build/isa_run" $level /bin/true || true; done
 exec ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$jobs"

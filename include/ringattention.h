@@ -314,8 +314,8 @@ RA_API ra_status ra_attention_forward(const ra_plan *plan, const ra_attention_ar
  * Collective. The plan must have been made with backward = 1. Otherwise as ra_attention_forward. */
 RA_API ra_status ra_attention_backward(const ra_plan *plan, const ra_attention_args *args, void *workspace);
 
-/* The simple form: plan, forward, and the backward if any of dq, dk, dv is wanted, in one collective call. lse may be NULL. With 16-bit
- * tensors the backward then starts from an fp32 copy of out. */
+/* The simple form: plan, forward, and the backward if any rank wants any of dq, dk, dv, in one collective call. lse may be NULL. With
+ * 16-bit tensors the backward then starts from an fp32 copy of out. */
 RA_API ra_status ra_attention(ra_comm *comm, const ra_problem *problem, const ra_attention_args *args);
 
 /* ---- blockwise feed-forward -------------------------------------------------------------------------------------------------------- */

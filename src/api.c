@@ -191,15 +191,15 @@ ra_status ra_attention(ra_comm *comm, const ra_problem *problem, const ra_attent
     if (!comm)
         return ra__fail(RA_ERR_INVALID, "ra_attention: comm is NULL");
     if (!problem || !args) { /* the other ranks are planning */
-        bool unused;
+        struct ra__agreed unused;
         RA__TRY(ra__comm_check(comm));
-        return ra__agree(comm, NULL, ra__fail(RA_ERR_INVALID, "ra_attention: %s is NULL", problem ? "args" : "problem"), &unused);
+        return ra__agree(comm, NULL, ra__fail(RA_ERR_INVALID, "ra_attention: %s is NULL", problem ? "args" : "problem"), false, &unused);
     }
     ra_problem p = *problem;
     p.backward = args->dq.data || args->dk.data || args->dv.data;
     ra_plan *plan;
-    RA__TRY(ra_plan_create(comm, &p, &plan));
-    ra_status status = one_call(plan, args, p.backward);
+    RA__TRY(ra__plan_create(comm, &p, !p.backward, &plan));
+    ra_status status = one_call(plan, args, plan->problem.backward);
     ra_plan_destroy(plan);
     return status;
 }

@@ -101,7 +101,7 @@ static ra_status share_segments(ra_plan *plan, const ra_problem *p) {
 }
 
 /* Everything that follows from the problem without memory or communication. */
-static void derive(ra_plan *plan, ra_comm *comm, const ra_problem *p, bool segments) {
+static void derive(ra_plan *plan, ra_comm *comm, const ra_problem *p, struct ra__agreed agreed) {
     const int P = ra_comm_size(comm), r = ra_comm_rank(comm);
     struct ra__ring *ring = &plan->ring;
     plan->comm = comm;
@@ -112,7 +112,8 @@ static void derive(ra_plan *plan, ra_comm *comm, const ra_problem *p, bool segme
     plan->positional = p->mask.causal || p->mask.causal_block;
     plan->block = p->mask.causal_block ? p->mask.causal_block : 1;
     plan->offset = p->mask.align == RA_ALIGN_BOTTOM_RIGHT ? p->Skv - p->Sq : 0;
-    plan->has_segments = segments;
+    plan->has_segments = agreed.segments;
+    plan->problem.backward = agreed.backward;
     *ring = (struct ra__ring){.comm = comm,
                               .dtype = p->dtype,
                               .layout = p->layout,
@@ -121,7 +122,7 @@ static void derive(ra_plan *plan, ra_comm *comm, const ra_problem *p, bool segme
                               .q = ra__layout_shard(p->layout, p->Sq, P, r),
                               .kv = ra__layout_shard(p->layout, p->Skv, P, r),
                               .has_bias = p->has_bias != 0,
-                              .backward = p->backward != 0};
+                              .backward = agreed.backward};
     ring->attn = (struct ra__attn){.k = p->dtype == RA_BF16 ? ra__kernels_bf16() : ra__kernels(),
                                    .B = p->B,
                                    .H = p->H,
@@ -155,14 +156,14 @@ static ra_status measure(ra_plan *plan) {
     return RA_OK;
 }
 
-static ra_status build(ra_plan *plan, const ra_problem *p) {
+static ra_status build(ra_plan *plan, const ra_problem *p, bool follows) {
     struct ra__ring *ring = &plan->ring;
     const int P = ra_comm_size(plan->comm), r = ra_comm_rank(plan->comm);
-    bool unused;
+    struct ra__agreed unused;
     ra_status own = check_limits(plan);
     if (own == RA_OK)
         own = allocate(plan, P);
-    RA__TRY(ra__agree(plan->comm, p, own, &unused)); /* again, so that no rank goes on alone */
+    RA__TRY(ra__agree(plan->comm, p, own, follows, &unused)); /* again, so that no rank goes on alone */
     if (plan->has_segments)
         RA__TRY(share_segments(plan, p));
     for (int64_t t = 0; t < ring->q.T; t++)
@@ -171,20 +172,20 @@ static ra_status build(ra_plan *plan, const ra_problem *p) {
     return measure(plan);
 }
 
-ra_status ra_plan_create(ra_comm *comm, const ra_problem *problem, ra_plan **out) {
+ra_status ra__plan_create(ra_comm *comm, const ra_problem *problem, bool follows, ra_plan **out) {
     if (!comm)
         return ra__fail(RA_ERR_INVALID, "ra_plan_create: comm is NULL");
     RA__TRY(ra__comm_check(comm));
-    bool segments = false;
+    struct ra__agreed agreed;
     ra_status own = problem && out ? ra__validate_problem(problem, ra_comm_size(comm), ra_comm_rank(comm))
                                    : ra__fail(RA_ERR_INVALID, "ra_plan_create: %s is NULL", problem ? "plan" : "problem");
     ra_plan *plan = own == RA_OK ? ra__alloc_zero(&comm->allocator, sizeof *plan) : NULL;
     if (own == RA_OK && !plan)
         own = ra__fail(RA_ERR_MEMORY, "no memory for a plan (%zu bytes)", sizeof *plan);
-    ra_status status = ra__agree(comm, problem, own, &segments);
+    ra_status status = ra__agree(comm, problem, own, follows, &agreed);
     if (status == RA_OK) {
-        derive(plan, comm, problem, segments);
-        status = build(plan, problem);
+        derive(plan, comm, problem, agreed);
+        status = build(plan, problem, follows);
     } else if (plan) {
         plan->comm = comm;
     }
@@ -194,6 +195,10 @@ ra_status ra_plan_create(ra_comm *comm, const ra_problem *problem, ra_plan **out
     }
     *out = plan;
     return RA_OK;
+}
+
+ra_status ra_plan_create(ra_comm *comm, const ra_problem *problem, ra_plan **out) {
+    return ra__plan_create(comm, problem, false, out);
 }
 
 void ra_plan_destroy(ra_plan *plan) {

@@ -29,9 +29,17 @@ double ra__plan_pairs(const ra_plan *plan, int r);
 /* Checks of one rank's own arguments (validate.c). */
 ra_status ra__validate_problem(const ra_problem *p, int P, int r);
 
-/* All ranks fail if one has, with its reason; all fail if their problems differ, naming the field (agree.c).
- * *segments: whether there are any, also for ranks without tokens. */
-ra_status ra__agree(ra_comm *comm, const ra_problem *p, ra_status own, bool *segments);
+/* What a rank may learn from the others: whether there are segments, for ranks without tokens; whether there is a backward, for ranks
+ * that follow. */
+struct ra__agreed {
+    bool segments, backward;
+};
+
+/* All ranks fail if one has, with its reason; all fail if their problems differ, naming the field (agree.c). */
+ra_status ra__agree(ra_comm *comm, const ra_problem *p, ra_status own, bool follows, struct ra__agreed *agreed);
+
+/* ra_plan_create. follows: this rank wants no backward itself, and plans for one if another rank wants it. */
+ra_status ra__plan_create(ra_comm *comm, const ra_problem *problem, bool follows, ra_plan **plan);
 
 /* Sets the tile sizes of ring->attn (tiles.c). */
 void ra__choose_tiles(struct ra__ring *ring, const ra_problem *p);

@@ -2,7 +2,7 @@
  * operations, else within a bound. Operands lie against pages that must not be touched: once with their end, once with their beginning.
  * And base/half.h, which the kernels are compared with, against arithmetic in double. */
 #define _DEFAULT_SOURCE
-#include <sys/mman.h>
+#include "guard.h"
 
 #include "block/kernels.h"
 #include "harness.h"
@@ -13,51 +13,7 @@ static bool small(void) {
     return getenv("RA_TEST_SMALL") != NULL;
 }
 
-/* ---- operands between guard pages ---- */
-
-enum { PAGE = 4096, ROOM = 64 * PAGE, ROOMS = 8, FRINGE = 256 };
-
-static unsigned char *rooms; /* | guard | room 0 | guard | room 1 | ... */
-static struct {
-    unsigned char *begin, *data;
-    size_t bytes;
-} taken[ROOMS];
-static int taken_count;
-static bool at_end; /* operands end at a guard page, else they begin after one */
-
-static void make_rooms(void) {
-    rooms = mmap(NULL, ROOMS * (ROOM + PAGE) + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (rooms == MAP_FAILED)
-        CHECK_SKIP("no memory for guard pages");
-    for (int i = 0; i <= ROOMS; i++)
-        CHECK(mprotect(rooms + i * (size_t)(ROOM + PAGE), PAGE, PROT_NONE) == 0);
-}
-
-/* The next operand. What is left of its room near it is watched for writes. */
-static void *take(int64_t bytes, size_t align) {
-    unsigned char *begin = rooms + (size_t)taken_count * (ROOM + PAGE) + PAGE, *data = begin;
-    if (taken_count == ROOMS || bytes > ROOM) {
-        fprintf(stderr, "operand of %lld bytes does not fit\n", (long long)bytes);
-        exit(1);
-    }
-    if (at_end)
-        data = begin + ((size_t)(ROOM - bytes) & ~(align - 1));
-    unsigned char *low = data - begin > FRINGE ? data - FRINGE : begin;
-    unsigned char *high = begin + ROOM - (data + bytes) > FRINGE ? data + bytes + FRINGE : begin + ROOM;
-    memset(low, 0xa5, (size_t)(high - low));
-    taken[taken_count].begin = begin;
-    taken[taken_count].data = data;
-    taken[taken_count++].bytes = (size_t)bytes;
-    return data;
-}
-
-static float *take_packed(int64_t n) {
-    return take(n * (int64_t)sizeof(float), 64);
-}
-
-static float *take_floats(int64_t n) { /* aligned for the type only */
-    return take(n * (int64_t)sizeof(float), sizeof(float));
-}
+/* ---- operands ---- */
 
 static void randomize(float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++)
@@ -76,26 +32,8 @@ static float *random_floats(int64_t n) {
     return x;
 }
 
-/* Nothing around the operands was written; forgets them. */
-static bool clean_up(const char *what) {
-    bool clean = true;
-    for (int i = 0; i < taken_count; i++) {
-        unsigned char *begin = taken[i].begin, *end = begin + ROOM, *data = taken[i].data, *after = data + taken[i].bytes;
-        for (unsigned char *p = data - begin > FRINGE ? data - FRINGE : begin; p < data; p++)
-            clean &= *p == 0xa5;
-        for (unsigned char *p = after; p < end && p < after + FRINGE; p++)
-            clean &= *p == 0xa5;
-    }
-    taken_count = 0;
-    return CHECK_MSG(clean, "%s wrote beside its operands", what);
-}
-
 static bool same_bits(float a, float b) {
     return ra__bits(a) == ra__bits(b);
-}
-
-static bool is_gap(const float *x) { /* as take() left it */
-    return ra__bits(*x) == 0xa5a5a5a5u;
 }
 
 /* ---- products ---- */
@@ -443,10 +381,17 @@ static void packing(void) {
             for (int variant = 0; variant < 4; variant++) {
                 at_end = variant & 1;
                 check_pack(n, k, k + (variant & 2 ? 3 : 0), variant & 2 ? 0.37f : 1);
-                if (n <= K->lanes)
-                    check_unpack(n, k, k + (variant & 2 ? 3 : 0), variant & 2);
             }
     check_pack(K->lanes, 256, 256, 0.125f);
+}
+
+static void unpacking(void) {
+    for (int64_t n = 1; n <= K->lanes; n += small() ? 5 : 1)
+        for (int64_t k = 1; k <= 2 * 16 + 1; k++)
+            for (int variant = 0; variant < 4; variant++) {
+                at_end = variant & 1;
+                check_unpack(n, k, k + (variant & 2 ? 3 : 0), variant & 2);
+            }
 }
 
 static void scale_lanes(void) {
@@ -691,6 +636,18 @@ static void exp2_in_place(void) {
         }
 }
 
+/* The kernels that work on fp32 and storage, whatever the operands of products are. */
+static void on_fp32(void) {
+    unpacking();
+    scale_lanes();
+    rows_of_all_types();
+    every_half_is_loaded();
+    every_rounding();
+    all_finite();
+    exp2_everywhere();
+    exp2_in_place();
+}
+
 static void table(void) {
     const char *cap = getenv("RA_ISA");
     if (cap) { /* a level of bf16 products has the fp32 kernels of the level below */
@@ -715,13 +672,11 @@ int main(void) {
     RUN(nan_scores_stay_in_their_lane);
     RUN(softmax_backward);
     RUN(packing);
-    RUN(scale_lanes);
-    RUN(rows_of_all_types);
-    RUN(every_half_is_loaded);
     RUN(half_h);
-    RUN(every_rounding);
-    RUN(all_finite);
-    RUN(exp2_everywhere);
-    RUN(exp2_in_place);
+    RUN(on_fp32);
+    if (ra__kernels_bf16() != K) { /* the same kernels of the set for bf16 products, see also test_block_bf16.c */
+        K = ra__kernels_bf16();
+        RUN(on_fp32);
+    }
     return check_result();
 }

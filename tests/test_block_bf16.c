@@ -1,0 +1,344 @@
+/* The kernels that know bf16 pairs, where the machine has them, against plain code in double: products, both softmaxes, packing. Operands
+ * lie between guard pages as in test_block.c, which has the other kernels. */
+#define _DEFAULT_SOURCE
+#include "guard.h"
+
+#include "block/kernels.h"
+#include "harness.h"
+
+static const struct ra__kernels *K;
+
+static double low_of(const float *word) {
+    return ra__from_bf16((uint16_t)(ra__bits(*word) & 0xffff));
+}
+
+static double high_of(const float *word) {
+    return ra__from_bf16((uint16_t)(ra__bits(*word) >> 16));
+}
+
+/* Value (row, lane) of words [n/2][lanes]. */
+static double col_value(const float *words, int64_t row, int64_t lane) {
+    const float *word = words + row / 2 * K->lanes + lane;
+    return row % 2 ? high_of(word) : low_of(word);
+}
+
+static void random_words(float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t low = ra__to_bf16((float)normal()), high = ra__to_bf16((float)normal());
+        x[i] = ra__float(high << 16 | low);
+    }
+}
+
+static float *random_packed_words(int64_t n) {
+    float *x = take_packed(n);
+    random_words(x, n);
+    return x;
+}
+
+static void randomize(float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        x[i] = (float)normal();
+}
+
+/* ---- products ---- */
+
+static bool close_to(float got, double sum, double size, int64_t steps) {
+    return fabs(got - sum) <= (double)(2 * steps + 2) * 0x1p-23 * size;
+}
+
+static void check_gemm(int64_t k, int64_t panels, int64_t extra, bool accumulate) {
+    const int64_t rows = K->rows, lanes = K->lanes, stride = k * rows + extra, n = panels ? (panels - 1) * stride + k * rows : 0;
+    float *a = take_floats(n), *b = random_packed_words(k * lanes), *c = take_packed(panels * rows * lanes),
+          *before = take_packed(panels * rows * lanes);
+    random_words(a, n);
+    randomize(before, panels * rows * lanes);
+    memcpy(c, before, (size_t)(panels * rows * lanes) * sizeof *c);
+    if (!accumulate && panels)
+        c[0] = NAN;
+    K->gemm(a, stride, panels, b, k, c, accumulate);
+    for (int64_t i = 0; i < panels * rows; i++)
+        for (int64_t lane = 0; lane < lanes; lane++) {
+            double sum = accumulate ? before[i * lanes + lane] : 0, size = fabs(sum);
+            for (int64_t s = 0; s < k; s++) {
+                const float *x = a + i / rows * stride + s * rows + i % rows, *y = b + s * lanes + lane;
+                sum += low_of(x) * low_of(y) + high_of(x) * high_of(y);
+                size += fabs(low_of(x) * low_of(y)) + fabs(high_of(x) * high_of(y));
+            }
+            const float got = c[i * lanes + lane];
+            CHECK_MSG(close_to(got, sum, size, k), "gemm of %lld words, row %lld, lane %lld: %.9g, fp64 %.9g", (long long)k, (long long)i,
+                      (long long)lane, got, sum);
+        }
+    clean_up("gemm");
+}
+
+static void gemm(void) {
+    static const int64_t depths[] = {0, 1, 2, 7, 8, 9, 64, 129};
+    for (size_t i = 0; i < sizeof depths / sizeof *depths; i++)
+        for (int64_t panels = 0; panels <= 3; panels++)
+            for (int variant = 0; variant < 8; variant++) {
+                at_end = variant & 1;
+                check_gemm(depths[i], panels, variant & 2 ? 13 : 0, variant & 4);
+            }
+}
+
+static void check_gemm_rows(int n, int64_t panels, int64_t extra) {
+    const int64_t rows = K->row_tile, cols = K->col_tile, lanes = K->lanes, words = lanes / 2, stride = rows * lanes + extra;
+    const int64_t size_s = (panels - 1) * stride + (rows - 1) * lanes + words;
+    float *s = take_floats(size_s), *b = random_packed_words(panels * words * cols), *c = take_packed(n * cols),
+          *before = take_packed(n * cols);
+    random_words(s, size_s);
+    randomize(before, n * cols);
+    memcpy(c, before, (size_t)(n * cols) * sizeof *c);
+    K->gemm_rows(s, stride, panels, b, c, cols, n);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < cols; j++) {
+            double sum = before[i * cols + j], size = fabs(sum);
+            for (int64_t l = 0; l < panels * words; l++) {
+                const float *x = s + l / words * stride + i * lanes + l % words, *y = b + l * cols + j;
+                sum += low_of(x) * low_of(y) + high_of(x) * high_of(y);
+                size += fabs(low_of(x) * low_of(y)) + fabs(high_of(x) * high_of(y));
+            }
+            CHECK_MSG(close_to(c[i * cols + j], sum, size, panels * words), "gemm_rows n %d, panels %lld, [%lld][%lld]: %.9g, fp64 %.9g", n,
+                      (long long)panels, (long long)i, (long long)j, c[i * cols + j], sum);
+        }
+    clean_up("gemm_rows");
+}
+
+static void gemm_rows(void) {
+    for (int n = 1; n <= K->row_tile; n++)
+        for (int64_t panels = 1; panels <= 4; panels++)
+            for (int variant = 0; variant < 4; variant++) {
+                at_end = variant & 1;
+                check_gemm_rows(n, panels, variant & 2 ? 16 : 0);
+            }
+}
+
+/* ---- softmax ---- */
+
+/* p, rounded to bf16, of an argument that was rounded to fp32 up to three times. */
+static bool is_probability(double got, double p, double argument) {
+    return fabs(got - p) <= p * (0x1p-8 + 2e-7 * (fabs(argument) + 2)) + 1e-37;
+}
+
+struct online {
+    float *m, *l, *alpha, *s, *mask, *kept;
+};
+
+static struct online online_new(int64_t n) {
+    struct online o = {take_packed(K->lanes),     take_packed(K->lanes),     take_packed(K->lanes),
+                       take_packed(n * K->lanes), take_packed(n * K->lanes), take_packed(n * K->lanes)};
+    for (int i = 0; i < K->lanes; i++) {
+        o.m[i] = -INFINITY;
+        o.l[i] = 0;
+    }
+    return o;
+}
+
+/* Score (row, lane) as the kernel takes it, in double. */
+static double score(const struct online *o, int64_t i, bool masked, float scale) {
+    if (masked && o->mask[i] == -INFINITY)
+        return -INFINITY;
+    return (double)o->kept[i] * scale + (masked ? o->mask[i] : 0);
+}
+
+static void fold_and_check(struct online *o, int64_t n, bool masked, float scale) {
+    const int lanes = K->lanes;
+    float m[64], l[64];
+    memcpy(m, o->m, (size_t)lanes * sizeof *m);
+    memcpy(l, o->l, (size_t)lanes * sizeof *l);
+    memcpy(o->kept, o->s, (size_t)(n * lanes) * sizeof *o->kept);
+    const bool rescale = K->softmax(o->s, n, masked ? o->mask : NULL, scale, o->m, o->l, o->alpha);
+    for (int lane = 0; lane < lanes; lane++) {
+        double max = m[lane], sum = 0;
+        for (int64_t i = 0; i < n; i++)
+            max = fmax(max, score(o, i * lanes + lane, masked, scale));
+        CHECK_MSG(max == -INFINITY ? o->m[lane] == max : fabs(o->m[lane] - max) <= 2e-7 * fabs(max) + 1e-7, "m %.9g, expected %.9g",
+                  o->m[lane], max);
+        const double reference = max == -INFINITY ? 0 : o->m[lane];
+        for (int64_t i = 0; i < n; i++) {
+            const double x = score(o, i * lanes + lane, masked, scale), p = exp2(x - reference), got = col_value(o->s, i, lane);
+            sum += p;
+            CHECK_MSG(x == -INFINITY ? got == 0 : is_probability(got, p, fabs(x) + fabs(reference)), "p %.9g, expected %.9g", got, p);
+        }
+        CHECK(n % 2 == 0 || col_value(o->s, n, lane) == 0); /* the missing row of the last pair */
+        const double alpha = exp2((double)(m[lane] - (float)reference));
+        sum += l[lane] * alpha;
+        CHECK_MSG(fabs(o->l[lane] - sum) <= 2e-5 * sum, "l %.9g, expected %.9g: it sums what is not rounded to bf16", o->l[lane], sum);
+        CHECK(fabs(o->alpha[lane] - alpha) <= 2.5e-7 * alpha + 1e-37);
+        CHECK(rescale || o->alpha[lane] == 1 || max == -INFINITY);
+    }
+}
+
+static void softmax(void) {
+    static const float scales[] = {1, 0.1803f, 2.5f};
+    static const int64_t sizes[] = {1, 2, 3, 8, 17};
+    for (int variant = 0; variant < 24; variant++) {
+        at_end = variant & 1;
+        const bool masked = variant & 2;
+        const float scale = scales[variant / 4 % 3];
+        const double offset = variant / 12 ? -30 : 0;
+        struct online o = online_new(17);
+        for (int block = 0; block < 5; block++) {
+            const int64_t n = sizes[block] * K->lanes;
+            for (int64_t i = 0; i < n; i++) {
+                o.mask[i] = uniform() < 0.3 || i % K->lanes == 3 ? -INFINITY : (float)normal(); /* lane 3 sees nothing */
+                o.s[i] = masked && o.mask[i] == -INFINITY ? (i % 2 ? NAN : INFINITY) : (float)(offset + 4 * normal());
+                if (!masked && i % K->lanes == 3)
+                    o.s[i] = -INFINITY;
+            }
+            for (int64_t i = 0; i < n; i++)
+                if (masked && o.mask[i] == -INFINITY && block % 2)
+                    o.s[i] = 1e30f;
+            fold_and_check(&o, sizes[block], masked, scale);
+            CHECK(o.m[3] == -INFINITY && o.l[3] == 0);
+        }
+        clean_up("softmax");
+    }
+}
+
+static void nan_scores_stay_in_their_lane(void) {
+    const int lanes = K->lanes;
+    for (int bad = 0; bad < lanes; bad++)
+        for (int64_t row = 0; row < 5; row++) {
+            struct online o = online_new(5);
+            randomize(o.s, 5 * lanes);
+            o.s[row * lanes + bad] = NAN;
+            K->softmax(o.s, 5, NULL, 0.5f, o.m, o.l, o.alpha);
+            for (int lane = 0; lane < lanes; lane++) {
+                CHECK(isnan(o.l[lane]) == (lane == bad));
+                for (int64_t i = 0; i < 5; i++)
+                    CHECK(isnan(col_value(o.s, i, lane)) <= (lane == bad));
+            }
+            CHECK(isnan(col_value(o.s, row, bad)));
+            clean_up("softmax");
+        }
+}
+
+static void check_softmax_backward(int64_t n, bool masked, float scale) {
+    const int64_t lanes = K->lanes, words = (n + 1) / 2 * lanes;
+    float *s = take_packed(n * lanes + lanes), *dp = take_packed(n * lanes), *mask = take_packed(n * lanes), *ds_cols = take_packed(words),
+          *kept = take_packed(n * lanes), *kept_dp = take_packed(n * lanes), *lse = take_floats(n), *delta = take_floats(n);
+    float *all[] = {s, dp, mask};
+    for (int i = 0; i < 3; i++)
+        randomize(all[i], n * lanes);
+    randomize(lse, n);
+    randomize(delta, n);
+    for (int64_t i = 0; i < n * lanes; i++)
+        if (uniform() < 0.3) {
+            mask[i] = -INFINITY;
+            if (masked)
+                s[i] = uniform() < 0.5 ? NAN : INFINITY, dp[i] = uniform() < 0.5 ? NAN : 1e30f;
+        }
+    lse[n / 2] = INFINITY; /* a row that saw nothing */
+    memcpy(kept, s, (size_t)(n * lanes) * sizeof *s);
+    memcpy(kept_dp, dp, (size_t)(n * lanes) * sizeof *dp);
+    K->softmax_backward(s, dp, ds_cols, n, masked ? mask : NULL, scale, lse, delta);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t lane = 0; lane < lanes; lane++) {
+            const int64_t at = i * lanes + lane;
+            const float *row_word = dp + i * lanes + lane / 2;
+            const double p = col_value(s, i, lane), ds = col_value(ds_cols, i, lane),
+                         by_row = lane % 2 ? high_of(row_word) : low_of(row_word);
+            CHECK(ds == by_row); /* twice the same, in two orders */
+            if (masked && mask[at] == -INFINITY) {
+                CHECK(p == 0 && ds == 0);
+                continue;
+            }
+            const double x = (double)kept[at] * scale + (masked ? mask[at] : 0) - lse[i], expected = exp2(x);
+            const double expected_ds = expected * ((double)kept_dp[at] - delta[i]);
+            CHECK_MSG(is_probability(p, expected, x == -INFINITY ? 0 : x), "p %.9g, expected %.9g", p, expected);
+            CHECK_MSG(fabs(ds - expected_ds) <= fabs(expected_ds) * 0x1p-8 + expected * 1e-5, "ds %.9g, expected %.9g", ds, expected_ds);
+        }
+    for (int64_t lane = 0; n % 2 && lane < lanes; lane++)
+        CHECK(col_value(s, n, lane) == 0 && col_value(ds_cols, n, lane) == 0);
+    clean_up("softmax_backward");
+}
+
+static void softmax_backward(void) {
+    for (int64_t n = 1; n <= 13; n++)
+        for (int variant = 0; variant < 8; variant++) {
+            at_end = variant & 1;
+            check_softmax_backward(n, variant & 2, variant & 4 ? 0.18f : 1);
+        }
+}
+
+/* ---- packing ---- */
+
+/* Value d of row i of pairs; beyond the k-th the memory holds other things. */
+static uint32_t value_at(const float *x, int64_t ld, int64_t i, int64_t d) {
+    return ra__bits(x[i * ld + d / 2]) >> (d % 2 ? 16 : 0) & 0xffff;
+}
+
+/* The word of values (i, d) and (i, d + 1), missing ones 0, all multiplied by sign. */
+static uint32_t row_word(const float *x, int64_t ld, int64_t n, int64_t k, int64_t i, int64_t d, float sign) {
+    if (i >= n)
+        return 0;
+    const uint32_t flip = sign < 0 ? 0x8000 : 0, low = value_at(x, ld, i, d) ^ flip;
+    return low | (d + 1 < k ? (value_at(x, ld, i, d + 1) ^ flip) << 16 : 0);
+}
+
+static bool word_is(const float *x, uint32_t expected, int64_t k, int64_t d, float sign) {
+    const uint32_t missing = d + 1 >= k && sign < 0 ? 0x80000000u : 0; /* -0 is 0 */
+    return ra__bits(*x) == expected || ra__bits(*x) == (expected ^ missing);
+}
+
+static void check_pack(int64_t n, int64_t k, int64_t ld, float sign) {
+    const int64_t rows = K->rows, lanes = K->lanes, words = (k + 1) / 2, rows_n = (n + rows - 1) / rows * rows;
+    float *x = take_floats((n - 1) * ld + words);
+    random_words(x, (n - 1) * ld + words); /* the last half of an odd row, too */
+    float *by_lane = take_packed(n <= lanes ? words * lanes : 0), *by_row = take_packed(rows_n * words);
+    if (n <= lanes)
+        K->pack_lanes(by_lane, x, ld, n, k, sign);
+    K->pack_rows(by_row, x, ld, n, k, sign);
+    bool ok = true;
+    for (int64_t i = 0; i < lanes && n <= lanes; i++)
+        for (int64_t w = 0; w < words; w++)
+            ok &= word_is(&by_lane[w * lanes + i], row_word(x, ld, n, k, i, 2 * w, sign), k, 2 * w, sign);
+    CHECK_MSG(ok, "pack_lanes n %lld k %lld sign %g", (long long)n, (long long)k, sign);
+    for (int64_t i = 0; i < rows_n; i++)
+        for (int64_t w = 0; w < words; w++)
+            ok &= word_is(&by_row[i / rows * rows * words + w * rows + i % rows], row_word(x, ld, n, k, i, 2 * w, sign), k, 2 * w, sign);
+    CHECK_MSG(ok, "pack_rows n %lld k %lld sign %g", (long long)n, (long long)k, sign);
+    clean_up("packing");
+}
+
+static void check_pack_cols(int64_t n, int64_t n_all, int64_t k, int64_t ld, int64_t width) {
+    const int64_t panels = (k + width - 1) / width, words = (n_all + 1) / 2;
+    float *x = take_floats((n - 1) * ld + (k + 1) / 2), *by_col = take_packed(panels * words * width);
+    random_words(x, (n - 1) * ld + (k + 1) / 2);
+    K->pack_cols(by_col, x, ld, n, n_all, k, width);
+    bool ok = true;
+    for (int64_t d = 0; d < panels * width; d++)
+        for (int64_t w = 0; w < words; w++) {
+            const uint32_t low = d < k && 2 * w < n ? value_at(x, ld, 2 * w, d) : 0;
+            const uint32_t high = d < k && 2 * w + 1 < n ? value_at(x, ld, 2 * w + 1, d) : 0;
+            ok &= ra__bits(by_col[d / width * words * width + w * width + d % width]) == (low | high << 16);
+        }
+    CHECK_MSG(ok, "pack_cols n %lld of %lld, k %lld, width %lld", (long long)n, (long long)n_all, (long long)k, (long long)width);
+    clean_up("pack_cols");
+}
+
+static void packing(void) {
+    for (int64_t n = 1; n <= K->lanes; n += 1 + n / 20)
+        for (int64_t k = 1; k <= 70; k++)
+            for (int variant = 0; variant < 4; variant++) {
+                const int64_t ld = (k + 1) / 2 + (variant & 2 ? 3 : 0);
+                at_end = variant & 1;
+                check_pack(n, k, ld, variant & 2 ? -0.37f : 1);
+                check_pack_cols(n, n + k % 4, k, ld, variant & 2 ? K->col_tile : K->rows);
+            }
+}
+
+int main(void) {
+    K = ra__kernels_bf16();
+    if (K->pair != 2)
+        CHECK_SKIP("no products of bf16 pairs at this level");
+    make_rooms();
+    RUN(gemm);
+    RUN(gemm_rows);
+    RUN(softmax);
+    RUN(nan_scores_stay_in_their_lane);
+    RUN(softmax_backward);
+    RUN(packing);
+    return check_result();
+}

@@ -574,10 +574,11 @@ static void set_row(struct grid *g, int64_t t, double value) {
 enum { VALID = 40 };
 
 /* Keys and queries from VALID on are padding: by segments, or by a bias (then padded queries see the valid keys and get zero dout). */
-static struct job padded_job(double garbage, bool by_bias) {
+static struct job padded_job(double garbage, bool by_bias, ra_dtype dtype) {
     random_state = 99;
     struct job j = random_job(70, 70, 9, 11);
     j.p.H = 2;
+    j.p.dtype = dtype;
     j.p.mask.causal = 1;
     job_make(&j, random_value, random_value, random_value, random_value);
     choose_tiles(&j);
@@ -613,10 +614,11 @@ static struct job padded_job(double garbage, bool by_bias) {
 
 static void hidden_garbage(void) {
     static const double garbage[] = {0, NAN, INFINITY, -INFINITY, 1e30, -1e30};
-    for (int by_bias = 0; by_bias < 2; by_bias++) {
+    for (int variant = 0; variant < 6; variant++) {
+        const bool by_bias = variant & 1;
         struct job clean = {.P = 1};
         for (size_t i = 0; i < sizeof garbage / sizeof *garbage; i++) {
-            struct job j = padded_job(garbage[i], by_bias);
+            struct job j = padded_job(garbage[i], by_bias, (ra_dtype)(variant / 2));
             const ra_problem *p = &j.p;
             run(&j);
             for (int64_t t = VALID; t < 70; t++)
@@ -656,10 +658,12 @@ static void check_spread(const char *what, const float *x, const float *clean, c
               (long long)reached, (long long)leaked);
 }
 
+/* variant: bit 0 causal, bit 1 striped, from bit 2 on the type. */
 static struct job spread_job(int variant) {
     random_state = 31337;
     struct job j = random_job(61, 67, 6, 10);
     j.p.H = 4;
+    j.p.dtype = (ra_dtype)(variant / 4);
     j.p.G = 2;
     j.p.mask.causal = variant & 1;
     j.p.mask.align = variant & 1 ? RA_ALIGN_BOTTOM_RIGHT : RA_ALIGN_NONE;
@@ -688,7 +692,7 @@ static void poison(struct job *j, int place, int64_t token) {
 static void visible_nan(void) {
     static const char *const names[] = {"q", "k", "v", "dout", "dlse", "k (infinite)"};
     static const int64_t tokens[] = {0, 5, 40, 60};
-    for (int variant = 0; variant < 4; variant++)
+    for (int variant = 0; variant < 12; variant++)
         for (int place = 0; place < PLACES; place++)
             for (int i = 0; i < 4; i++) {
                 struct job clean = spread_job(variant), j = spread_job(variant);
@@ -717,8 +721,8 @@ static void visible_nan(void) {
 }
 
 /* An infinite value is infinite in its column of the rows that see it, and nowhere else. */
-static void visible_infinity(void) {
-    struct job clean = spread_job(1), j = spread_job(1);
+static void visible_infinity(int variant) {
+    struct job clean = spread_job(variant), j = spread_job(variant);
     grid_set(&j.v, 0, 20, 1, 3, -INFINITY);
     run(&clean);
     run(&j);
@@ -731,6 +735,11 @@ static void visible_infinity(void) {
             }
     job_free(&clean);
     job_free(&j);
+}
+
+static void visible_infinities(void) {
+    for (int t = 0; t < 3; t++)
+        visible_infinity(1 + 4 * t);
 }
 
 /* ---- accuracy ---- */
@@ -864,7 +873,7 @@ int main(void) {
     RUN(same_bits);
     RUN(hidden_garbage);
     RUN(visible_nan);
-    RUN(visible_infinity);
+    RUN(visible_infinities);
     RUN(twice_the_plain_loop);
     RUN(many_keys);
     return check_result();

@@ -79,6 +79,12 @@ struct ra__forward {
 /* Folds one block in. first: the state is initialised; last: out and lse are written. block->T may be 0 (still initialises, writes). */
 void ra__forward_block(struct ra__forward *f, const struct ra__kv_block *block, bool first, bool last, struct ra__poll poll);
 
+/* The same for few queries against many keys (attn_decode.c). All blocks of a run go through one of the two. */
+enum { RA__DECODE_ROWS = 16 }; /* query heads of a group times queries, at most */
+bool ra__decode_suits(const struct ra__attn *a, int64_t Tq);
+int64_t ra__decode_bytes(const struct ra__attn *a, int64_t Tq, int64_t Tk_max);
+void ra__decode_block(struct ra__forward *f, const struct ra__kv_block *block, bool first, bool last, struct ra__poll poll);
+
 int64_t ra__backward_bytes(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk_max);
 
 struct ra__backward {

@@ -47,6 +47,10 @@ struct ra__kernels {
     void (*softmax_backward)(float *s, float *dp, float *ds_cols, int64_t n, const float *mask, float scale, const float *lse,
                              const float *delta);
 
+    /* One block of online softmax with rows for queries and lanes for keys: per row as softmax per lane; S [n][lanes] -> P in place, each
+     * row lanes/pair words. m, l, alpha [n]. */
+    bool (*softmax_rows)(float *s, int64_t n, const float *mask, float scale, float *m, float *l, float *alpha);
+
     /* Packing from n rows of k values, ld words apart: fp32 multiplied by scale, or bf16 pairs multiplied by the sign of scale.
      * pack_lanes: n <= lanes, missing lanes are zero. pack_cols: rows from n to n_all are zero. */
     void (*pack_lanes)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale);

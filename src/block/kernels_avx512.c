@@ -15,6 +15,10 @@ static inline vec vec_flip(vec words, vec sign) {
     (void)sign;
     return words;
 }
+static inline vec vec_interleave(const uint16_t *low, const uint16_t *high) {
+    (void)high;
+    return vec_load_bf16(low);
+}
 static inline void vec_store_half(float *p, vec a) {
     (void)p;
     (void)a;

@@ -21,6 +21,14 @@ static inline vec vec_flip(vec words, vec sign) {
     return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(words), flip));
 }
 
+/* Words of W values each of two rows, high NULL: zeros. */
+static inline vec vec_interleave(const uint16_t *low, const uint16_t *high) {
+    __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)low));
+    if (high)
+        words = _mm512_or_si512(words, _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)high)), 16));
+    return _mm512_castsi512_ps(words);
+}
+
 /* W values as W/2 words, neighbouring lanes paired. */
 static inline void vec_store_half(float *p, vec a) {
     _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(a));

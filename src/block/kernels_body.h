@@ -152,6 +152,56 @@ static bool softmax(float *s, int64_t n, const float *mask, float scale, float *
     return rescale;
 }
 
+static inline float largest(vec a, float other) {
+    float lane[W];
+    vec_storeu(lane, a);
+    for (int i = 0; i < W; i++)
+        other = lane[i] > other ? lane[i] : other;
+    return other;
+}
+
+/* Halves are folded onto each other: the order of additions is fixed by W alone. */
+static inline float sum_of(vec a) {
+    float lane[W];
+    vec_storeu(lane, a);
+    for (int half = W / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            lane[i] += lane[i + half];
+    return lane[0];
+}
+
+static bool softmax_rows(float *s, int64_t n, const float *mask, float scale, float *m, float *l, float *alpha) {
+    if (mask) {
+        apply_mask(s, mask, scale, n);
+        scale = 1;
+    }
+    bool rescale = false;
+    for (int64_t row = 0; row < n; row++, s += NR) {
+        vec max = vec_set1(-INFINITY), sum = vec_set1(0);
+        UNROLL for (int j = 0; j < NV; j++) max = vec_max(vec_load(s + j * W), max);
+        float highest = largest(max, -INFINITY);
+        if (PAIR == 2)
+            highest *= scale;
+        highest = highest > m[row] ? highest : m[row];
+        const float reference = highest == -INFINITY ? 0 : highest;
+        rescale |= highest != m[row];
+        float decay[W];
+        vec_storeu(decay, exp2_vec(vec_set1(m[row] - reference)));
+        UNROLL for (int j = 0; j < NV; j++) {
+            vec p = exp2_vec(shifted(vec_load(s + j * W), vec_set1(scale), vec_set1(reference)));
+            sum = vec_add(sum, p);
+            if (PAIR == 2)
+                vec_store_half(s + j * W / 2, p);
+            else
+                vec_store(s + j * W, p);
+        }
+        alpha[row] = decay[0];
+        l[row] = l[row] * decay[0] + sum_of(sum);
+        m[row] = highest;
+    }
+    return rescale;
+}
+
 /* One row of the backward: p and ds, hidden ones exactly 0. */
 static inline void row_gradient(const float *s, const float *dp, const float *mask, vec scale, float lse, float delta, vec *p, vec *ds) {
     const vec row_lse = vec_set1(lse), row_delta = vec_set1(delta);
@@ -249,14 +299,32 @@ static void unpack_lanes(float *dst, int64_t ld, const float *src, int64_t n, in
     }
 }
 
+/* 2 MR rows at once: two panels, transposed together; where a vector is as wide as two panels are high. Returns the words done. */
+static inline int64_t pack_two_row_panels(float *dst, const float *src, int64_t ld, int64_t words, int64_t whole, float scale) {
+    const vec factor = vec_set1(scale);
+    int64_t d = 0;
+    for (; 2 * MR == W && d + W <= whole; d += W) {
+        vec r[W];
+        for (int i = 0; i < W; i++)
+            r[i] = scaled(vec_loadu(src + i * ld + d), factor);
+        vec_transpose(r);
+        for (int i = 0; i < W; i++)
+            vec_store_halves(dst + (d + i) * MR, dst + (words + d + i) * MR, r[i]);
+    }
+    return d;
+}
+
 static void pack_rows(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale) {
     const int64_t words = (k + PAIR - 1) / PAIR;
+    int64_t first = 0; /* word from which on this panel is not yet packed */
     for (int64_t row = 0; row < n; row += MR, dst += words * MR) {
         int64_t present = n - row < MR ? n - row : MR;
+        if (row / MR % 2 == 0)
+            first = n - row >= 2 * MR ? pack_two_row_panels(dst, src + row * ld, ld, words, k / PAIR, scale) : 0;
         for (int64_t i = 0; i < MR; i++) {
             const float *from = src + (row + i) * ld;
             if (i < present)
-                for (int64_t d = 0; d < words; d++)
+                for (int64_t d = first; d < words; d++)
                     dst[d * MR + i] = word(from, d, k, scale);
             else
                 for (int64_t d = 0; d < words; d++)
@@ -265,21 +333,35 @@ static void pack_rows(float *dst, const float *src, int64_t ld, int64_t n, int64
     }
 }
 
-/* Row `row` of the result for PAIR source rows, `second` NULL when there is none. */
+/* W words of a col panel's row: values of `first`, or pairs of it and `second` (NULL: zeros). */
+static inline vec cols_vector(const float *first, const float *second, int64_t d) {
+    if (PAIR == 1)
+        return vec_loadu(first + d);
+    return vec_interleave((const uint16_t *)first + d, second ? (const uint16_t *)second + d : NULL);
+}
+
+static inline float cols_word(const float *first, const float *second, int64_t d) {
+    if (PAIR == 1)
+        return first[d];
+    const uint16_t *low = (const uint16_t *)first + d, *high = second ? (const uint16_t *)second + d : NULL;
+    return ra__float((uint32_t)*low | (high ? (uint32_t)*high << 16 : 0));
+}
+
+/* One row of the result; panels of `width` words, `panel` words apart. */
 static inline void pack_cols_row(float *dst, const float *first, const float *second, int64_t panel, int64_t k, int64_t width) {
-    for (int64_t d0 = 0; d0 < k; d0 += width, dst += panel) {
-        int64_t present = k - d0 < width ? k - d0 : width;
-        if (PAIR == 1) {
-            for (int64_t d = 0; d < present; d++)
-                dst[d] = first[d0 + d];
-        } else {
-            const uint16_t *low = (const uint16_t *)first + d0, *high = second ? (const uint16_t *)second + d0 : NULL;
-            for (int64_t d = 0; d < present; d++)
-                dst[d] = ra__float((uint32_t)low[d] | (high ? (uint32_t)high[d] << 16 : 0));
+    int64_t d = 0;
+    if (width == NC)
+        for (; d + W <= k; d += W)
+            vec_storeu(dst + d / NC * panel + d % NC, cols_vector(first, second, d));
+    else if (width == MR && 2 * MR == W)
+        for (; d + W <= k; d += W) {
+            float *to = dst + d / MR * panel;
+            vec_store_halves(to, to + panel, cols_vector(first, second, d));
         }
-        for (int64_t d = present; d < width; d++)
-            dst[d] = 0;
-    }
+    for (; d < k; d++)
+        dst[d / width * panel + d % width] = cols_word(first, second, d);
+    for (; d % width; d++)
+        dst[d / width * panel + d % width] = 0;
 }
 
 static void pack_cols(float *dst, const float *src, int64_t ld, int64_t n, int64_t n_all, int64_t k, int64_t width) {
@@ -378,7 +460,7 @@ static double peak(double seconds) {
 #define RA__KERNEL_TABLE                                                                                                                   \
     {                                                                                                                                      \
         .isa = VEC_ISA, .pair = PAIR, .lanes = NR, .rows = MR, .row_tile = ROW_TILE, .col_tile = NC, .gemm = gemm, .gemm_rows = gemm_rows, \
-        .softmax = softmax, .softmax_backward = softmax_backward, .pack_lanes = pack_lanes, .pack_rows = pack_rows,                        \
-        .pack_cols = pack_cols, .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes, .load_rows = load_rows,                          \
+        .softmax = softmax, .softmax_backward = softmax_backward, .softmax_rows = softmax_rows, .pack_lanes = pack_lanes,                  \
+        .pack_rows = pack_rows, .pack_cols = pack_cols, .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes, .load_rows = load_rows,  \
         .store_rows = store_rows, .all_finite = all_finite, .exp2 = exp2_array, .peak = peak                                               \
     }

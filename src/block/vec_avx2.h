@@ -79,6 +79,10 @@ static inline void vec_store_bf16(uint16_t *p, vec a) {
 static inline void vec_store_f16(uint16_t *p, vec a) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
+static inline void vec_store_halves(float *low, float *high, vec a) {
+    _mm_storeu_ps(low, _mm256_castps256_ps128(a));
+    _mm_storeu_ps(high, _mm256_extractf128_ps(a, 1));
+}
 static inline void vec_transpose(vec *r) {
     vec t[8], u[8];
     for (int i = 0; i < 4; i++) {
@@ -106,6 +110,10 @@ static inline vec vec_join(vec low, vec high) {
 static inline vec vec_flip(vec words, vec sign) {
     (void)sign;
     return words;
+}
+static inline vec vec_interleave(const uint16_t *low, const uint16_t *high) {
+    (void)high;
+    return vec_load_bf16(low);
 }
 static inline void vec_store_half(float *p, vec a) {
     (void)p;

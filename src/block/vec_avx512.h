@@ -78,6 +78,10 @@ static inline void vec_store_bf16(uint16_t *p, vec a) {
 static inline void vec_store_f16(uint16_t *p, vec a) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
+static inline void vec_store_halves(float *low, float *high, vec a) {
+    _mm256_storeu_ps(low, _mm512_castps512_ps256(a));
+    _mm256_storeu_ps(high, _mm512_extractf32x8_ps(a, 1));
+}
 /* Four rounds: pairs, quads inside 128-bit lanes, then the lanes themselves as a 4x4 transposition. */
 static inline void vec_transpose(vec *r) {
     vec t[16], u[16];

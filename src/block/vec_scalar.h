@@ -77,6 +77,9 @@ static inline void vec_store_bf16(uint16_t *p, vec a) {
 static inline void vec_store_f16(uint16_t *p, vec a) {
     *p = ra__to_f16(a);
 }
+static inline void vec_store_halves(float *low, float *high, vec a) {
+    *low = *high = a; /* never used: two halves of one lane */
+}
 static inline void vec_transpose(vec *r) {
     (void)r;
 }
@@ -93,6 +96,10 @@ static inline vec vec_join(vec low, vec high) {
 static inline vec vec_flip(vec words, vec sign) {
     (void)sign;
     return words;
+}
+static inline vec vec_interleave(const uint16_t *low, const uint16_t *high) {
+    (void)high;
+    return vec_load_bf16(low);
 }
 static inline void vec_store_half(float *p, vec a) {
     (void)p;

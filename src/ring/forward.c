@@ -27,7 +27,9 @@ static int last_computed(const struct ra__schedule *s) {
 static int64_t layout(const struct ra__ring *ring, struct map *m) {
     struct ra__layout w = {0, false};
     const int64_t message = ra__kv_bytes(ring, ring->Tkv_max);
-    const int64_t block = ra__forward_bytes(&ring->attn, &ring->q.stretches, ring->Tkv_max, steps_computed(&ring->schedule) > 1);
+    const int64_t block = ra__decode_suits(&ring->attn, ring->q.T)
+                              ? ra__decode_bytes(&ring->attn, ring->q.T, ring->Tkv_max)
+                              : ra__forward_bytes(&ring->attn, &ring->q.stretches, ring->Tkv_max, steps_computed(&ring->schedule) > 1);
     if (message < 0 || block < 0)
         return -1;
     m->positions = ra__reserve(&w, ring->Tkv_max, sizeof(int64_t));
@@ -58,11 +60,13 @@ ra_status ra__ring_forward(const struct ra__ring *ring, const ra_attention_args 
                             .workspace = workspace + m.block,
                             .Tk_max = ring->Tkv_max,
                             .keep_state = computed > 1};
+    void (*fold)(struct ra__forward *, const struct ra__kv_block *, bool, bool, struct ra__poll) =
+        ra__decode_suits(&ring->attn, ring->q.T) ? ra__decode_block : ra__forward_block;
     RA__TRY(ra__comm_check(ring->comm));
     if (s->step[0].sends_kv)
         ra__pack_kv(ring, args, workspace + m.buffer[0]);
     if (computed == 0) /* nothing is visible to this rank: the result is still written */
-        ra__forward_block(&f, &(struct ra__kv_block){0}, true, true, (struct ra__poll){NULL, NULL});
+        fold(&f, &(struct ra__kv_block){0}, true, true, (struct ra__poll){NULL, NULL});
 
     bool first = true;
     for (int i = 0; i < s->steps; i++) {
@@ -76,7 +80,7 @@ ra_status ra__ring_forward(const struct ra__ring *ring, const ra_attention_args 
         if (step->sends_kv)
             RA__TRY(ra__exchange_send(&x, next, RA__TAG_KV, here, ra__kv_bytes(ring, block.T)));
         if (step->computes) {
-            ra__forward_block(&f, &block, first, i == last, ra__exchange_poll(&x));
+            fold(&f, &block, first, i == last, ra__exchange_poll(&x));
             first = false;
         }
         RA__TRY(ra__exchange_finish(&x, "K,V", i));

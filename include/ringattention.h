@@ -139,6 +139,9 @@ typedef struct ra_link {
     const char *name;
     int rank, size;
     size_t max_message; /* longest message in bytes; 0: no limit. Longer transfers are split by the caller */
+    /* Not NULL: all ranks share one address space, so that a pointer may be sent instead of what it points to. Adds `change` to a counter
+     * that all ranks have in common, and returns its new value; works on failed links too. */
+    int (*count)(void *self, int change);
     ra_status (*send)(void *self, int to, int tag, const void *buf, size_t bytes, ra_link_request *req);
     ra_status (*recv)(void *self, int from, int tag, void *buf, size_t bytes, ra_link_request *req);
     ra_status (*test)(void *self, ra_link_request *req, int *done); /* progresses; sets *done when buf is free or filled */

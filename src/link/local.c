@@ -61,6 +61,7 @@ struct group {
     int gathered;           /* ranks that have come to the gathering under way */
     uint64_t gatherings;    /* completed */
 
+    atomic_int counter;     /* of ra_link.count */
     atomic_int failed_rank; /* the first rank that failed, -1: none. The reason is fixed before it is set */
     char failed_why[256];
 
@@ -436,6 +437,7 @@ static struct group *new_group(int P, const ra_comm_options *options, const ra_l
     g->size = P;
     g->references = 1;
     atomic_init(&g->failed_rank, -1);
+    atomic_init(&g->counter, 0);
     if (local)
         g->faults = *local;
     init_locks(g);
@@ -448,6 +450,15 @@ static struct group *new_group(int P, const ra_comm_options *options, const ra_l
     return g;
 }
 
+static int local_count(void *self, int change) {
+    struct rank *me = self;
+    return atomic_fetch_add(&me->group->counter, change) + change;
+}
+
+static bool injects(const ra_local_options *o) {
+    return o->delay_s > 0 || o->bytes_per_s > 0 || o->max_message > 0 || o->fail_after > 0;
+}
+
 /* On success the group is referenced by its P comms, to be found in its ranks, and by the caller. */
 static ra_status make_group(int P, const ra_comm_options *options, const ra_local_options *local, const char *name, struct group **group) {
     RA__TRY(check_local_options(P, local));
@@ -455,8 +466,16 @@ static ra_status make_group(int P, const ra_comm_options *options, const ra_loca
     struct group *g = new_group(P, options, local);
     if (!g)
         return RA_ERR_MEMORY;
-    ra_link link = {name,          0,   P, g->faults.max_message, local_send, local_recv, local_test, local_allgather, local_fail,
-                    local_destroy, NULL};
+    ra_link link = {.name = name,
+                    .size = P,
+                    .max_message = g->faults.max_message,
+                    .count = injects(&g->faults) ? NULL : local_count, /* what is injected must meet the bytes themselves */
+                    .send = local_send,
+                    .recv = local_recv,
+                    .test = local_test,
+                    .allgather = local_allgather,
+                    .fail = local_fail,
+                    .destroy = local_destroy};
     for (int r = 0; r < P; r++) {
         link.rank = r;
         link.self = &g->ranks[r];

@@ -17,13 +17,13 @@ struct map {
 static int64_t layout(const struct ra__ring *ring, struct map *m) {
     struct ra__layout w = {0, false};
     const bool alone = ring->schedule.P == 1;
-    const int64_t message = ra__kv_bytes(ring, ring->Tkv_max), gradients = ra__dkv_bytes(ring, ring->Tkv_max);
+    const int64_t message = ra__traveller_bytes(ring), gradients = ra__dkv_bytes(ring, ring->Tkv_max);
     const int64_t own = ra__dkv_bytes(ring, ring->kv.T), block = ra__backward_bytes(&ring->attn, &ring->q.stretches, ring->Tkv_max);
     if (message < 0 || gradients < 0 || own < 0 || block < 0)
         return -1;
     m->positions = ra__reserve(&w, ring->Tkv_max, sizeof(int64_t));
     for (int i = 0; i < 2; i++)
-        m->kv[i] = ra__reserve(&w, alone ? 0 : message, 1);
+        m->kv[i] = ra__reserve(&w, message, 1);
     m->home = ra__reserve(&w, own, 1);
     m->returning = ra__reserve(&w, ring->schedule.home_from < 0 ? 0 : own, 1);
     m->part = ra__reserve(&w, alone ? 0 : gradients, 1);
@@ -45,6 +45,7 @@ struct walk {
     char *workspace;
     struct map map;
     struct ra__exchange x;
+    struct ra__traveller traveller;
     struct ra__transfer returning; /* posted before step 0 and advanced all the time, so that no rank waits for this one to be ready */
     struct ra__backward block;
     float *part, *arriving, *leaving;
@@ -99,15 +100,10 @@ static ra_status post(struct walk *k, int i) {
     const struct ra__ring *ring = k->ring;
     const struct ra__schedule *s = &ring->schedule;
     const struct ra__step *step = &s->step[i];
-    const int next = (s->r + 1) % s->P, previous = (s->r - 1 + s->P) % s->P;
-    char *here = k->workspace + k->map.kv[i % 2], *coming = k->workspace + k->map.kv[(i + 1) % 2];
-    if (step->receives_kv)
-        RA__TRY(
-            ra__exchange_recv(&k->x, previous, RA__TAG_KV, coming, ra__kv_bytes(ring, tokens_of(ring, (step->block - 1 + s->P) % s->P))));
+    RA__TRY(ra__traveller_post(&k->traveller, &k->x, i));
     if (step->receives_dkv)
-        RA__TRY(ra__exchange_recv(&k->x, previous, RA__TAG_DKV, k->arriving, ra__dkv_bytes(ring, tokens_of(ring, step->block))));
-    if (step->sends_kv)
-        RA__TRY(ra__exchange_send(&k->x, next, RA__TAG_KV, here, ra__kv_bytes(ring, tokens_of(ring, step->block))));
+        RA__TRY(ra__exchange_recv(&k->x, (s->r - 1 + s->P) % s->P, RA__TAG_DKV, k->arriving,
+                                  ra__dkv_bytes(ring, tokens_of(ring, step->block))));
     return send_leaving(k);
 }
 
@@ -115,16 +111,14 @@ static ra_status post(struct walk *k, int i) {
 static void compute(struct walk *k, int i) {
     const struct ra__ring *ring = k->ring;
     const struct ra__step *step = &ring->schedule.step[i];
-    int64_t *positions = (int64_t *)(k->workspace + k->map.positions), T = tokens_of(ring, step->block);
+    const int64_t T = tokens_of(ring, step->block);
     float *dk = i == 0 ? (float *)(k->workspace + k->map.home) : k->part, *dv = dk + ring->attn.B * ring->attn.G * T * ring->attn.D;
     if (!step->computes) {
         if (i == 0)
             memset(dk, 0, (size_t)ra__dkv_bytes(ring, T));
         return;
     }
-    const struct ra__kv_block block =
-        i == 0 ? ra__own_kv(ring, k->args, positions) : ra__unpack_kv(ring, step->block, k->workspace + k->map.kv[i % 2], positions);
-    ra__backward_block(&k->block, &block, dk, dv, ra__exchange_poll(&k->x));
+    ra__backward_block(&k->block, &k->traveller.block, dk, dv, ra__exchange_poll(&k->x));
 }
 
 /* Adds the part to the sum that arrived, and makes the result ready to leave. */
@@ -170,20 +164,18 @@ static ra_status finish(struct walk *k) {
 static ra_status walk(struct walk *k) {
     const struct ra__ring *ring = k->ring;
     const struct ra__schedule *s = &ring->schedule;
-    RA__TRY(ra__comm_check(ring->comm));
     if (s->home_from >= 0) {
         RA__TRY(ra__recv(ring->comm, &k->returning, s->home_from, RA__TAG_HOME, k->workspace + k->map.returning,
                          (size_t)ra__dkv_bytes(ring, ring->kv.T)));
         ring->comm->background = &k->returning;
     }
-    if (s->step[0].sends_kv)
-        ra__pack_kv(ring, k->args, k->workspace + k->map.kv[0]);
     ra__backward_begin(&k->block);
     for (int i = 0; i < s->steps; i++) {
         RA__TRY(post(k, i));
         compute(k, i);
         RA__TRY(ra__exchange_finish(&k->x, "K,V and dK,dV", i));
         pass_on(k, &s->step[i]);
+        ra__traveller_advance(&k->traveller, i);
     }
     ra__backward_end(&k->block);
     return finish(k);
@@ -191,8 +183,11 @@ static ra_status walk(struct walk *k) {
 
 ra_status ra__ring_backward(const struct ra__ring *ring, const ra_attention_args *args, char *workspace) {
     const double start = ra__now();
+    RA__TRY(ra__comm_check(ring->comm));
     struct walk k = begin(ring, args, workspace);
-    ra_status status = walk(&k);
+    k.traveller = ra__traveller_begin(ring, args, (char *[2]){workspace + k.map.kv[0], workspace + k.map.kv[1]},
+                                      (int64_t *)(workspace + k.map.positions));
+    ra_status status = ra__traveller_end(&k.traveller, walk(&k), workspace + k.map.kv[0]);
     ring->comm->background = NULL;
     if (status == RA_OK && args->stats)
         *args->stats = (ra_stats){ra__now() - start, k.x.seconds_transfer, k.x.seconds_exposed, k.x.bytes_sent, (double)k.block.pairs};

@@ -103,7 +103,7 @@ static void gather(const struct ra__ring *ring, const ra_tensor *from, int64_t T
             }
 }
 
-void ra__pack_kv(const struct ra__ring *ring, const ra_attention_args *args, char *buffer) {
+static void pack(const struct ra__ring *ring, const ra_attention_args *args, char *buffer) {
     const struct message m = message_of(ring, ring->kv.T);
     gather(ring, &args->k, ring->kv.T, ring->attn.D, buffer + m.k);
     gather(ring, &args->v, ring->kv.T, ring->attn.Dv, buffer + m.v);
@@ -111,22 +111,78 @@ void ra__pack_kv(const struct ra__ring *ring, const ra_attention_args *args, cha
         memcpy(buffer + m.segment, ring->kv_segment, (size_t)(ring->attn.B * ring->kv.T) * sizeof(int32_t));
 }
 
-struct ra__kv_block ra__unpack_kv(const struct ra__ring *ring, int b, char *buffer, int64_t *positions) {
+/* The block of rank b as it lies in a message buffer. */
+static struct ra__kv_block unpack(const struct ra__ring *ring, int b, char *buffer) {
     const struct ra__attn *a = &ring->attn;
     const struct ra__shard shard = ra__layout_shard(ring->layout, ring->Skv, ring->schedule.P, b);
     const struct message m = message_of(ring, shard.T);
-    ra__shard_positions(&shard, positions);
     return (struct ra__kv_block){.k = ra_tensor_bshd(buffer + m.k, ring->dtype, shard.T, a->G, a->D),
                                  .v = ra_tensor_bshd(buffer + m.v, ring->dtype, shard.T, a->G, a->Dv),
                                  .T = shard.T,
                                  .stretches = shard.stretches,
-                                 .position = positions,
                                  .segment = ring->kv_segment ? (const int32_t *)(buffer + m.segment) : NULL};
 }
 
-struct ra__kv_block ra__own_kv(const struct ra__ring *ring, const ra_attention_args *args, int64_t *positions) {
+struct ra__traveller ra__traveller_begin(const struct ra__ring *ring, const ra_attention_args *args, char *buffer[2], int64_t *positions) {
+    struct ra__traveller t = {.ring = ring,
+                              .by_reference = ring->schedule.P > 1 && ring->comm->link.count,
+                              .buffer = {buffer[0], buffer[1]},
+                              .positions = positions,
+                              .block = {args->k, args->v, ring->kv.T, ring->kv.stretches, positions, ring->kv_segment}};
     ra__shard_positions(&ring->kv, positions);
-    return (struct ra__kv_block){args->k, args->v, ring->kv.T, ring->kv.stretches, positions, ring->kv_segment};
+    if (t.by_reference)
+        ring->comm->link.count(ring->comm->link.self, 1);
+    if (ring->schedule.step[0].sends_kv && !t.by_reference)
+        pack(ring, args, buffer[0]);
+    return t;
+}
+
+ra_status ra__traveller_post(struct ra__traveller *t, struct ra__exchange *x, int i) {
+    const struct ra__ring *ring = t->ring;
+    const struct ra__schedule *s = &ring->schedule;
+    const struct ra__step *step = &s->step[i];
+    const int next = (s->r + 1) % s->P, previous = (s->r - 1 + s->P) % s->P;
+    const int64_t bytes = ra__kv_bytes(ring, t->block.T), reference = sizeof t->block;
+    if (step->receives_kv) {
+        const struct ra__shard coming = ra__layout_shard(ring->layout, ring->Skv, s->P, (step->block - 1 + s->P) % s->P);
+        RA__TRY(t->by_reference ? ra__exchange_recv(x, previous, RA__TAG_KV, &t->coming, reference)
+                                : ra__exchange_recv(x, previous, RA__TAG_KV, t->buffer[(i + 1) % 2], ra__kv_bytes(ring, coming.T)));
+    }
+    if (!step->sends_kv)
+        return RA_OK;
+    if (!t->by_reference)
+        return ra__exchange_send(x, next, RA__TAG_KV, t->buffer[i % 2], bytes);
+    x->bytes_sent += bytes - reference;
+    return ra__exchange_send(x, next, RA__TAG_KV, &t->block, reference);
+}
+
+void ra__traveller_advance(struct ra__traveller *t, int i) {
+    const struct ra__ring *ring = t->ring;
+    if (i + 1 >= ring->schedule.steps)
+        return;
+    const int b = ring->schedule.step[i + 1].block;
+    const struct ra__shard shard = ra__layout_shard(ring->layout, ring->Skv, ring->schedule.P, b);
+    if (ring->schedule.step[i].receives_kv)
+        t->block = t->by_reference ? t->coming : unpack(ring, b, t->buffer[(i + 1) % 2]);
+    t->block.position = t->positions;
+    ra__shard_positions(&shard, t->positions);
+}
+
+ra_status ra__traveller_end(const struct ra__traveller *t, ra_status status, char *all_ranks) {
+    ra_comm *comm = t->ring->comm;
+    if (!t->by_reference)
+        return status;
+    if (status == RA_OK)
+        status = ra_comm_allgather(comm, "", all_ranks, 1);
+    int walking = comm->link.count(comm->link.self, -1);
+    for (double start = ra__now(); status != RA_OK && walking > 0 && ra__now() - start < comm->timeout_s; ra__yield())
+        walking = comm->link.count(comm->link.self, 0);
+    return status;
+}
+
+int64_t ra__traveller_bytes(const struct ra__ring *ring) {
+    const int P = ring->schedule.P;
+    return P == 1 ? 0 : ring->comm->link.count ? P : ra__kv_bytes(ring, ring->Tkv_max);
 }
 
 struct ra__q_shard ra__own_q(const struct ra__ring *ring, const ra_attention_args *args) {

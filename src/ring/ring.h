@@ -52,12 +52,28 @@ struct ra__poll ra__exchange_poll(struct ra__exchange *x);
 /* Waits for the step's transfers and clears them. */
 ra_status ra__exchange_finish(struct ra__exchange *x, const char *operation, int step);
 
-/* Copies this rank's k, v, segment ids into a message buffer. */
-void ra__pack_kv(const struct ra__ring *ring, const ra_attention_args *args, char *buffer);
-/* The block of rank b as it lies in a message buffer; positions [Tkv_max] is filled. */
-struct ra__kv_block ra__unpack_kv(const struct ra__ring *ring, int b, char *buffer, int64_t *positions);
-/* This rank's own block, straight from the caller's tensors. */
-struct ra__kv_block ra__own_kv(const struct ra__ring *ring, const ra_attention_args *args, int64_t *positions);
+/* The block at hand and the one that arrives. Over a link the block lies in one of two message buffers and the next arrives in the other;
+ * where the ranks share memory only a reference travels and the block stays in its owner's tensors. */
+struct ra__traveller {
+    const struct ra__ring *ring;
+    bool by_reference;
+    char *buffer[2];
+    int64_t *positions;        /* [Tkv_max], of the block at hand */
+    struct ra__kv_block block; /* at hand; its position is always this rank's own copy */
+    struct ra__kv_block coming;
+};
+
+/* At step 0: this rank's own block, straight from the caller's tensors, copied into a message buffer if it is to be sent as bytes. */
+struct ra__traveller ra__traveller_begin(const struct ra__ring *ring, const ra_attention_args *args, char *buffer[2], int64_t *positions);
+/* Posts what step i receives and sends of keys and values. */
+ra_status ra__traveller_post(struct ra__traveller *t, struct ra__exchange *x, int i);
+/* After step i: what arrived is at hand. */
+void ra__traveller_advance(struct ra__traveller *t, int i);
+/* By reference, no rank returns, and so gives its tensors back to the caller, before all have finished with them: neither after success nor
+ * after a failure (then at most the comm's deadline later). Returns status, or the failure of waiting. */
+ra_status ra__traveller_end(const struct ra__traveller *t, ra_status status, char *all_ranks);
+/* Bytes of each of the two buffers, and of all_ranks. -1: overflow. */
+int64_t ra__traveller_bytes(const struct ra__ring *ring);
 
 struct ra__q_shard ra__own_q(const struct ra__ring *ring, const ra_attention_args *args);
 

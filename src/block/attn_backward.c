@@ -22,7 +22,8 @@
 struct map {
     int64_t q_rows, q_cols, o_rows, o_cols, dq, lse, delta, flags, turns, scratch, scratch_bytes;
     int64_t kt, vt, kc, dkt, dvt, p, ds, ds_cols, mask, lane_scale, rows; /* from a thread's scratch */
-    int64_t dw, dvw;                                                      /* words of D and Dv values */
+    int64_t dw, dvw;                                                      /* words of D and Dv values in k, v and ... */
+    int64_t dw_left, dvw_left;                                            /* ... in q, dout, which are left-hand sides */
     int64_t padded;                                                       /* packed query rows of one head */
     int64_t d, dv;                                                        /* D, Dv rounded up to the register tile */
     int64_t dq_width;                                                     /* D rounded up to the columns of gemm_rows */
@@ -34,6 +35,8 @@ static struct map layout(const struct ra__attn *a, const struct ra__stretches *q
     const int64_t heads = ra__mul(a->B, a->H, &w->overflow);
     struct map p = {.dw = ra__words(a->k, a->D),
                     .dvw = ra__words(a->k, a->Dv),
+                    .dw_left = ra__left_words(a->k, a->D),
+                    .dvw_left = ra__left_words(a->k, a->Dv),
                     .d = ra__round_up(a->D, rows),
                     .dv = ra__round_up(a->Dv, rows),
                     .dq_width = ra__round_up(a->D, a->k->col_tile)};
@@ -45,9 +48,9 @@ static struct map layout(const struct ra__attn *a, const struct ra__stretches *q
     p.k_panels = a->k_tile_b / lanes;
     p.panel = (a->q_tile_b + a->k->row_tile + rows) * lanes;
     const int64_t head_rows = ra__mul(heads, p.padded, &w->overflow), tiles = ra__mul(heads, p.q_tiles, &w->overflow);
-    p.q_rows = ra__reserve(w, ra__mul(head_rows, p.dw, &w->overflow), f);
+    p.q_rows = ra__reserve(w, ra__mul(head_rows, p.dw_left, &w->overflow), f);
     p.q_cols = ra__reserve(w, ra__mul(head_rows / a->k->pair, p.d, &w->overflow), f);
-    p.o_rows = ra__reserve(w, ra__mul(head_rows, p.dvw, &w->overflow), f);
+    p.o_rows = ra__reserve(w, ra__mul(head_rows, p.dvw_left, &w->overflow), f);
     p.o_cols = ra__reserve(w, ra__mul(head_rows / a->k->pair, p.dv, &w->overflow), f);
     p.dq = ra__reserve(w, ra__mul(head_rows, p.dq_width, &w->overflow), f);
     p.lse = ra__reserve(w, head_rows, f);
@@ -150,20 +153,20 @@ static void pack_query_tile(const struct call *c, int64_t head, int64_t index) {
     int64_t ld;
     bool q_clean, o_clean = true;
     const float *q = ra__operand_rows(a->k, &w->q, b, tile.t0, n, h, a->D, rows, &ld);
-    a->k->pack_rows(at(c, c->map.q_rows) + row * c->map.dw, q, ld, n, a->D, a->q_scale);
+    a->k->pack_rows(at(c, c->map.q_rows) + row * c->map.dw_left, q, ld, n, a->D, a->q_scale);
     q = ra__finite_rows(a->k, q, &ld, n, a->D, rows, &q_clean);
-    a->k->pack_cols(at(c, c->map.q_cols) + row / a->k->pair * c->map.d, q, ld, n, n, a->D, a->k->rows);
+    a->k->pack_transposed(at(c, c->map.q_cols) + row / a->k->pair * c->map.d, q, ld, n, a->D);
 
-    float *o_rows = at(c, c->map.o_rows) + row * c->map.dvw, *o_cols = at(c, c->map.o_cols) + row / a->k->pair * c->map.dv;
+    float *o_rows = at(c, c->map.o_rows) + row * c->map.dvw_left, *o_cols = at(c, c->map.o_cols) + row / a->k->pair * c->map.dv;
     row_terms(c, head, &tile);
     if (w->dout.data) {
         const float *o = ra__operand_rows(a->k, &w->dout, b, tile.t0, n, h, a->Dv, rows, &ld);
         a->k->pack_rows(o_rows, o, ld, n, a->Dv, 1);
         o = ra__finite_rows(a->k, o, &ld, n, a->Dv, rows, &o_clean);
-        a->k->pack_cols(o_cols, o, ld, n, n, a->Dv, a->k->rows);
+        a->k->pack_transposed(o_cols, o, ld, n, a->Dv);
     } else {
-        memset(o_rows, 0, sizeof(float) * (size_t)(ra__round_up(n, a->k->rows) * c->map.dvw));
-        memset(o_cols, 0, sizeof(float) * (size_t)(ra__words(a->k, n) * c->map.dv));
+        memset(o_rows, 0, sizeof(float) * (size_t)(ra__round_up(n, a->k->rows) * c->map.dvw_left));
+        memset(o_cols, 0, sizeof(float) * (size_t)(ra__left_words(a->k, n) * c->map.dv));
     }
     memset(at(c, c->map.dq) + row * c->map.dq_width, 0, sizeof(float) * (size_t)(n * c->map.dq_width));
     *flag(c, head, index) = !q_clean || !o_clean;
@@ -286,9 +289,9 @@ static struct rows_seen panel_products(const struct call *c, const struct key_ti
     float *ds_cols = a->k->pair == 1 ? ds : mine(c, c->map.ds_cols);
     float *dk = mine(c, c->map.dkt) + p * lanes * c->map.d, *dv = mine(c, c->map.dvt) + p * lanes * c->map.dv;
     const float *kt_panel = mine(c, c->map.kt) + p * lanes * c->map.dw, *vt_panel = mine(c, c->map.vt) + p * lanes * c->map.dvw;
-    const int64_t words = ra__words(a->k, t.nq), tile_words = ra__words(a->k, q->n), pair = a->k->pair;
-    a->k->gemm(at(c, c->map.q_rows) + (row + aligned) * c->map.dw, c->map.dw * rows, groups, kt_panel, c->map.dw, s, false);
-    a->k->gemm(at(c, c->map.o_rows) + (row + aligned) * c->map.dvw, c->map.dvw * rows, groups, vt_panel, c->map.dvw, ds, false);
+    const int64_t words = ra__words(a->k, t.nq), tile_words = ra__left_words(a->k, q->n), pair = a->k->pair;
+    a->k->gemm(at(c, c->map.q_rows) + (row + aligned) * c->map.dw_left, c->map.dw_left * rows, groups, kt_panel, c->map.dw, s, false);
+    a->k->gemm(at(c, c->map.o_rows) + (row + aligned) * c->map.dvw_left, c->map.dvw_left * rows, groups, vt_panel, c->map.dvw, ds, false);
     a->k->softmax_backward(s, ds, ds_cols, t.nq, mask, a->s_scale, at(c, c->map.lse) + row + aligned, at(c, c->map.delta) + row + aligned);
     a->k->gemm(at(c, c->map.o_cols) + row / pair * c->map.dv + aligned / pair * rows, tile_words * rows, c->map.dv / rows, s, words, dv,
                true);

@@ -38,7 +38,7 @@ static struct map layout(const struct ra__attn *a, int64_t Tq, int64_t Tk, struc
     struct map p = {.n_rows = Tq * (a->H / a->G), .width = ra__round_up(a->Dv, a->k->col_tile), .chunks = Tk / CHUNK + 3};
     p.padded = ra__round_up(ra__round_up(p.n_rows, a->k->rows), a->k->row_tile) + a->k->row_tile;
     p.partial = ra__round_up(p.n_rows * (p.width + 2), RA__ALIGN / f);
-    p.q_head = ra__mul(ra__round_up(p.n_rows, a->k->rows), ra__words(a->k, a->D), &w->overflow);
+    p.q_head = ra__mul(ra__round_up(p.n_rows, a->k->rows), ra__left_words(a->k, a->D), &w->overflow);
     p.state = ra__reserve(w, ra__mul(kv_heads, p.partial, &w->overflow), f);
     p.partials = ra__reserve(w, ra__mul(ra__mul(kv_heads, p.chunks, &w->overflow), p.partial, &w->overflow), f);
     p.q = ra__reserve(w, ra__mul(kv_heads, p.q_head, &w->overflow), f);
@@ -202,7 +202,8 @@ static int64_t fold_panel(const struct call *c, const struct keys *k, struct par
     const float *rows = ra__operand_rows(a->k, &c->block->k, k->b, k->t0, k->n, k->g, a->D, mine(c, c->map.rows), &ld);
     a->k->pack_lanes(panel, rows, ld, k->n, a->D, 1);
     ask_ahead(next, PIECES);
-    a->k->gemm(at(c, c->map.q) + (k->b * a->G + k->g) * c->map.q_head, words * a->k->rows, groups, panel, words, s, false);
+    a->k->gemm(at(c, c->map.q) + (k->b * a->G + k->g) * c->map.q_head, ra__left_words(a->k, a->D) * a->k->rows, groups, panel, words, s,
+               false);
     ask_ahead(next, PIECES);
     if (a->k->softmax_rows(s, c->map.n_rows, mask, a->s_scale, out.m, out.l, alpha))
         for (int64_t i = 0; i < c->map.n_rows; i++)

@@ -23,7 +23,7 @@ struct map {
     int64_t q, tile_o, tile_m, tile_l, s, mask, alpha, rows; /* from a thread's scratch */
     int64_t k_head, v_head;                                  /* floats of packed K, V of one (batch, kv head) */
     int64_t panels;                                          /* query panels of one head */
-    int64_t d;                                               /* words of D values */
+    int64_t d, d_left;                                       /* words of D values in q; in k, which is a left-hand side */
     int64_t dv;                                              /* Dv rounded up to the register tile */
     int64_t k_tile, flags_head;
 };
@@ -31,12 +31,13 @@ struct map {
 static struct map layout(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk, bool keep_state, struct ra__layout *w) {
     const int64_t lanes = a->k->lanes, heads = ra__mul(a->B, a->H, &w->overflow), kv_heads = ra__mul(a->B, a->G, &w->overflow);
     const int64_t f = sizeof(float), widest = a->D > a->Dv ? a->D : a->Dv;
-    struct map p = {.d = ra__words(a->k, a->D), .dv = ra__round_up(a->Dv, a->k->rows), .k_tile = a->k_tile};
+    struct map p = {
+        .d = ra__words(a->k, a->D), .d_left = ra__left_words(a->k, a->D), .dv = ra__round_up(a->Dv, a->k->rows), .k_tile = a->k_tile};
     int64_t tokens = 0;
     for (int i = 0; i < q->count; i++)
         tokens += ra__round_up(q->part[i].n, lanes);
     p.panels = tokens / lanes;
-    p.k_head = ra__mul(ra__padded_rows(Tk, a->k->rows), p.d, &w->overflow);
+    p.k_head = ra__mul(ra__padded_rows(Tk, a->k->rows), p.d_left, &w->overflow);
     p.v_head = ra__mul(ra__padded_rows(Tk, a->k->rows) / a->k->pair, p.dv, &w->overflow);
     p.flags_head = Tk / p.k_tile + 3;
     p.k = ra__reserve(w, ra__mul(kv_heads, p.k_head, &w->overflow), f);
@@ -98,11 +99,10 @@ static void pack_key_tile(const struct call *c, int64_t task) {
     int64_t ld;
     bool clean;
     const float *k = ra__operand_rows(a->k, &c->block->k, b, tile.t0, tile.n, g, a->D, rows, &ld);
-    a->k->pack_rows(at(c, c->map.k) + kv_head * c->map.k_head + tile.padded * c->map.d, k, ld, tile.n, a->D, 1);
+    a->k->pack_rows(at(c, c->map.k) + kv_head * c->map.k_head + tile.padded * c->map.d_left, k, ld, tile.n, a->D, 1);
     const float *v = ra__operand_rows(a->k, &c->block->v, b, tile.t0, tile.n, g, a->Dv, rows, &ld);
     v = ra__finite_rows(a->k, v, &ld, tile.n, a->Dv, rows, &clean);
-    a->k->pack_cols(at(c, c->map.v) + kv_head * c->map.v_head + tile.padded / a->k->pair * c->map.dv, v, ld, tile.n, tile.n, a->Dv,
-                    a->k->rows);
+    a->k->pack_transposed(at(c, c->map.v) + kv_head * c->map.v_head + tile.padded / a->k->pair * c->map.dv, v, ld, tile.n, a->Dv);
     *flag(c, kv_head, index) = !clean;
 }
 
@@ -155,12 +155,12 @@ static int64_t fold_panel(const struct call *c, int64_t head, const struct ra__t
     int64_t visible = full ? t.nq * t.nk : ra__mask_fill_by_key(&c->view, &t, h, a->k->lanes, mask);
     if (visible == 0)
         return 0;
-    const float *k = at(c, c->map.k) + kv_head * c->map.k_head + (keys->padded + aligned) * c->map.d;
+    const float *k = at(c, c->map.k) + kv_head * c->map.k_head + (keys->padded + aligned) * c->map.d_left;
     const float *v = at(c, c->map.v) + kv_head * c->map.v_head + keys->padded / a->k->pair * c->map.dv + aligned / a->k->pair * rows;
-    a->k->gemm(k, c->map.d * rows, (t.nk + rows - 1) / rows, q, c->map.d, s, false);
+    a->k->gemm(k, c->map.d_left * rows, (t.nk + rows - 1) / rows, q, c->map.d, s, false);
     if (a->k->softmax(s, t.nk, full ? NULL : mask, a->s_scale, state.m, state.l, alpha))
         a->k->scale_lanes(state.o, c->map.dv, alpha);
-    a->k->gemm(v, ra__words(a->k, keys->n) * rows, c->map.dv / rows, s, ra__words(a->k, t.nk), state.o, true);
+    a->k->gemm(v, ra__left_words(a->k, keys->n) * rows, c->map.dv / rows, s, ra__words(a->k, t.nk), state.o, true);
     if (*flag(c, kv_head, key_tile))
         add_non_finite(c, &t, g, s, full ? NULL : mask, state.o);
     return visible;

@@ -7,10 +7,13 @@
  *
  * Packed layouts, all 64-byte aligned. Let `lanes` be the width of a panel and `rows` the height of a register tile:
  *   lane panel  [k/pair][lanes]            the right-hand side B of a product: lanes are queries (forward) or keys (backward)
- *   row panels  [n/rows][k/pair][rows]     a left-hand side A whose output rows are tokens (n rounded up, zero-filled)
- *   col panels  [k/width][n/pair][width]   an operand summed over its n tokens, k head dimensions in panels of `width` (rounded up,
- * zero-filled) Scores are in units of log2, so that exp is exp2. Sets with pair = 1 have scale * log2(e) folded into q; with pair = 2 q
- * stays exact and the softmax multiplies. */
+ *   col panels  [k/width][n/pair][width]   a B summed over its n tokens, k head dimensions in panels of `width` (rounded up, zero-filled)
+ *   left panels [m/rows][k/k_step][rows][k_step/pair]   the left-hand side A, m and k rounded up, zero-filled. Its output rows are tokens
+ *               summed over head dimensions (pack_rows) or head dimensions summed over tokens (pack_transposed). k_step is `pair`, or what
+ *               one instruction of a larger unit takes, and divides `rows`: a panel can be entered at any multiple of `rows` along k.
+ *
+ * Scores are in units of log2, so that exp is exp2. Sets with pair = 1 have scale * log2(e) folded into q; with pair = 2 q stays exact and
+ * the softmax multiplies. */
 #ifndef RA_BLOCK_KERNELS_H
 #define RA_BLOCK_KERNELS_H
 
@@ -22,12 +25,14 @@
 struct ra__kernels {
     const char *isa;
     int pair;               /* values per word */
+    int k_step;             /* values along the sum that lie together in a left panel */
     int lanes;              /* width of a lane panel */
     int rows;               /* height of the register tile of gemm */
     int row_tile, col_tile; /* register tile of gemm_rows: rows of C, columns of C (and width of its B panels) */
 
-    /* C[panels][rows][lanes] = (or += when accumulate) A[panels] (k words of `rows` values, panels a_stride apart) * B [k][lanes].
-     * Each element is one chain of fused multiply-adds, k ascending (plain multiply and add in the scalar set). k >= 0 words. */
+    /* C[panels][rows][lanes] = (or += when accumulate) A[panels] (left panels, a_stride words apart) * B [k][lanes], k >= 0 words. A is
+     * read up to a whole k_step, where it must be finite. Each element is one chain of fused multiply-adds, k ascending (plain multiply and
+     * add in the scalar set; with k_step > pair the order inside a step is the processor's). */
     void (*gemm)(const float *a, int64_t a_stride, int64_t panels, const float *b, int64_t k, float *c, bool accumulate);
 
     /* C[n][col_tile] += sum over panels, over lanes of S[panel][row][lane] * B[panel*lanes + lane][col_tile]; n <= row_tile rows of C are
@@ -52,9 +57,11 @@ struct ra__kernels {
     bool (*softmax_rows)(float *s, int64_t n, const float *mask, float scale, float *m, float *l, float *alpha);
 
     /* Packing from n rows of k values, ld words apart: fp32 multiplied by scale, or bf16 pairs multiplied by the sign of scale.
-     * pack_lanes: n <= lanes, missing lanes are zero. pack_cols: rows from n to n_all are zero. */
+     * pack_lanes: n <= lanes, missing lanes are zero. pack_cols: rows from n to n_all are zero. pack_transposed: a left panel of rows that
+     * are head dimensions. */
     void (*pack_lanes)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale);
     void (*pack_rows)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale);
+    void (*pack_transposed)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k);
     void (*pack_cols)(float *dst, const float *src, int64_t ld, int64_t n, int64_t n_all, int64_t k, int64_t width);
     /* fp32 always, the inverse of pack_lanes: n <= lanes rows of length k, row i multiplied by lane_scale[i] (NULL: 1), lane_scale [lanes].
      */
@@ -77,11 +84,12 @@ extern const struct ra__kernels ra__kernels_scalar;
 extern const struct ra__kernels ra__kernels_avx2;
 extern const struct ra__kernels ra__kernels_avx512;
 extern const struct ra__kernels ra__kernels_avx512bf16;
+extern const struct ra__kernels ra__kernels_amx;
 
 /* The best set for fp32 products that processor and RA_ISA allow; the best for bf16 products of bf16 storage: pair = 2, or the same set. */
 const struct ra__kernels *ra__kernels(void);
 const struct ra__kernels *ra__kernels_bf16(void);
-/* "scalar avx2 avx512": compiled in, and of those the processor can run. */
+/* Whether this build has the set of a level (enum ra__isa). */
 bool ra__kernels_compiled(int level);
 
 /* Sum over `threads` threads running k->peak at the same time. */

@@ -1,6 +1,6 @@
-/* The kernels, written once over the vector type of vec_*.h and compiled once per instruction set (kernels_*.c includes a vec_*.h, then
- * this file, then exports the table). Register tiles are NV vectors wide and MR rows high; every loop over them has constant bounds and
- * is unrolled completely, so that the accumulators stay in registers. */
+/* The kernels, written once over the vector type of vec_*.h and compiled once per instruction set (kernels_*.c includes a vec_*.h, this
+ * file and the products, then exports the table). Register tiles are NV vectors wide and MR rows high; every loop over them has constant
+ * bounds and is unrolled completely, so that the accumulators stay in registers. */
 #include <string.h>
 
 #include "base/cpu.h"
@@ -16,43 +16,6 @@
 #define UNROLL   _Pragma("GCC unroll 32")
 #define UNROLL_8 _Pragma("GCC unroll 8")
 #endif
-
-static void gemm(const float *a, int64_t a_stride, int64_t panels, const float *b, int64_t k, float *c, bool accumulate) {
-    for (int64_t panel = 0; panel < panels; panel++, a += a_stride, c += MR * NR) {
-        vec acc[MR][NV];
-        UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++) acc[i][j] = vec_set1(0);
-        const float *a_step = a, *b_step = b;
-        UNROLL_8 for (int64_t step = 0; step < k; step++, a_step += MR, b_step += NR) {
-            vec right[NV];
-            UNROLL for (int j = 0; j < NV; j++) right[j] = vec_load(b_step + j * W);
-            UNROLL for (int i = 0; i < MR; i++) {
-                vec left = vec_set1(a_step[i]);
-                UNROLL for (int j = 0; j < NV; j++) acc[i][j] = vec_dot(acc[i][j], left, right[j]);
-            }
-        }
-        if (accumulate)
-            UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++) acc[i][j] =
-                vec_add(vec_load(c + i * NR + j * W), acc[i][j]);
-        UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++) vec_store(c + i * NR + j * W, acc[i][j]);
-    }
-}
-
-static void gemm_rows(const float *s, int64_t s_stride, int64_t panels, const float *b, float *c, int64_t ldc, int n) {
-    vec acc[ROW_TILE][COL_VECS];
-    UNROLL for (int i = 0; i < ROW_TILE; i++) UNROLL for (int j = 0; j < COL_VECS; j++) acc[i][j] = vec_set1(0);
-    for (int64_t panel = 0; panel < panels; panel++, s += s_stride) {
-        UNROLL_8 for (int lane = 0; lane < NR / PAIR; lane++, b += NC) {
-            vec right[COL_VECS];
-            UNROLL for (int j = 0; j < COL_VECS; j++) right[j] = vec_load(b + j * W);
-            UNROLL for (int i = 0; i < ROW_TILE; i++) {
-                vec left = vec_set1(s[i * NR + lane]);
-                UNROLL for (int j = 0; j < COL_VECS; j++) acc[i][j] = vec_dot(acc[i][j], left, right[j]);
-            }
-        }
-    }
-    UNROLL for (int i = 0; i < ROW_TILE; i++) if (i < n) UNROLL for (int j = 0; j < COL_VECS; j++)
-        vec_store(c + i * ldc + j * W, vec_add(vec_load(c + i * ldc + j * W), acc[i][j]));
-}
 
 /* 2^x: x = n + f with n the nearest integer, |f| <= 1/2, 2^f by a degree-5 polynomial with constant term 1 whose coefficients were
  * fitted with all roundings: over every float at most 1.98 ulp with fused multiply-adds, 2.22 without; times 2^n. Exactly 0 below -126.5,
@@ -299,40 +262,6 @@ static void unpack_lanes(float *dst, int64_t ld, const float *src, int64_t n, in
     }
 }
 
-/* 2 MR rows at once: two panels, transposed together; where a vector is as wide as two panels are high. Returns the words done. */
-static inline int64_t pack_two_row_panels(float *dst, const float *src, int64_t ld, int64_t words, int64_t whole, float scale) {
-    const vec factor = vec_set1(scale);
-    int64_t d = 0;
-    for (; 2 * MR == W && d + W <= whole; d += W) {
-        vec r[W];
-        for (int i = 0; i < W; i++)
-            r[i] = scaled(vec_loadu(src + i * ld + d), factor);
-        vec_transpose(r);
-        for (int i = 0; i < W; i++)
-            vec_store_halves(dst + (d + i) * MR, dst + (words + d + i) * MR, r[i]);
-    }
-    return d;
-}
-
-static void pack_rows(float *dst, const float *src, int64_t ld, int64_t n, int64_t k, float scale) {
-    const int64_t words = (k + PAIR - 1) / PAIR;
-    int64_t first = 0; /* word from which on this panel is not yet packed */
-    for (int64_t row = 0; row < n; row += MR, dst += words * MR) {
-        int64_t present = n - row < MR ? n - row : MR;
-        if (row / MR % 2 == 0)
-            first = n - row >= 2 * MR ? pack_two_row_panels(dst, src + row * ld, ld, words, k / PAIR, scale) : 0;
-        for (int64_t i = 0; i < MR; i++) {
-            const float *from = src + (row + i) * ld;
-            if (i < present)
-                for (int64_t d = first; d < words; d++)
-                    dst[d * MR + i] = word(from, d, k, scale);
-            else
-                for (int64_t d = 0; d < words; d++)
-                    dst[d * MR + i] = 0;
-        }
-    }
-}
-
 /* W words of a col panel's row: values of `first`, or pairs of it and `second` (NULL: zeros). */
 static inline vec cols_vector(const float *first, const float *second, int64_t d) {
     if (PAIR == 1)
@@ -457,10 +386,11 @@ static double peak(double seconds) {
     return sink[0] < 0 ? 0 : steps * PEAK_CHAINS * W * 2 / elapsed * 1e-9;
 }
 
-#define RA__KERNEL_TABLE                                                                                                                   \
-    {                                                                                                                                      \
-        .isa = VEC_ISA, .pair = PAIR, .lanes = NR, .rows = MR, .row_tile = ROW_TILE, .col_tile = NC, .gemm = gemm, .gemm_rows = gemm_rows, \
-        .softmax = softmax, .softmax_backward = softmax_backward, .softmax_rows = softmax_rows, .pack_lanes = pack_lanes,                  \
-        .pack_rows = pack_rows, .pack_cols = pack_cols, .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes, .load_rows = load_rows,  \
-        .store_rows = store_rows, .all_finite = all_finite, .exp2 = exp2_array, .peak = peak                                               \
+#define RA__KERNEL_TABLE                                                                                                             \
+    {                                                                                                                                \
+        .isa = VEC_ISA, .pair = PAIR, .k_step = K_STEP, .lanes = NR, .rows = MR, .row_tile = ROW_TILE, .col_tile = NC, .gemm = gemm, \
+        .gemm_rows = gemm_rows, .softmax = softmax, .softmax_backward = softmax_backward, .softmax_rows = softmax_rows,              \
+        .pack_lanes = pack_lanes, .pack_rows = pack_rows, .pack_transposed = pack_transposed, .pack_cols = pack_cols,                \
+        .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes, .load_rows = load_rows, .store_rows = store_rows,                  \
+        .all_finite = all_finite, .exp2 = exp2_array, .peak = peak                                                                   \
     }

@@ -44,6 +44,11 @@ static inline int64_t ra__words(const struct ra__kernels *kernels, int64_t k) {
     return (k + kernels->pair - 1) / kernels->pair;
 }
 
+/* Words that k values along the sum take in a row of a left panel: A is padded where B is not. */
+static inline int64_t ra__left_words(const struct ra__kernels *kernels, int64_t k) {
+    return ra__round_up(k, kernels->k_step) / kernels->pair;
+}
+
 /* n rows t0.. of head h as fp32: in place when they are stored so, else converted into scratch [n][k]. *ld: distance of rows. */
 const float *ra__rows(const struct ra__kernels *kernels, const ra_tensor *x, int64_t b, int64_t t0, int64_t n, int64_t h, int64_t k,
                       float *scratch, int64_t *ld);

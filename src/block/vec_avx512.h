@@ -1,4 +1,4 @@
-/* The vector type of the AVX-512 (F, BW, VL, DQ) kernels. 8x48 register tile: 24 accumulators of the 32 registers. */
+/* The vector type of the AVX-512 (F, BW, VL, DQ) kernels. Three sets use it, each with register tiles of its own. */
 #ifndef RA_BLOCK_VEC_AVX512_H
 #define RA_BLOCK_VEC_AVX512_H
 
@@ -9,7 +9,7 @@
 #include "base/half.h"
 
 typedef __m512 vec;
-enum { W = 16, NV = 3, MR = 8, ROW_TILE = 12, COL_VECS = 2, PEAK_CHAINS = 24 };
+enum { W = 16, PEAK_CHAINS = 24 };
 
 static inline vec vec_set1(float x) {
     return _mm512_set1_ps(x);

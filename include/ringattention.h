@@ -367,7 +367,7 @@ RA_API ra_status ra_ffn_backward(const ra_ffn *f, const ra_ffn_args *args, void 
 /* One line per fact, "name: value\n": version, compiler, isa levels compiled and usable, openmp, blas, mpi links. Like snprintf. */
 RA_API size_t ra_features(char *buf, size_t n);
 
-/* The kernel set in use: the best that processor and RA_ISA (scalar|avx2|avx512) allow. */
+/* The kernel set in use: the best that processor and RA_ISA (scalar|avx2|avx512|avx512bf16|amx) allow. */
 RA_API const char *ra_isa(void);
 
 /* Fused multiply-add peak of `threads` threads in GFLOP/s, measured by a register-only loop of about `seconds` in the instruction set of

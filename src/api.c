@@ -225,7 +225,7 @@ double ra_measure_peak(int threads, double seconds) {
 
 size_t ra_features(char *buf, size_t n) {
     char levels[64] = "";
-    for (int level = RA__SCALAR; level <= RA__AVX512BF16; level++)
+    for (int level = RA__SCALAR; level <= RA__AMX; level++)
         if (ra__kernels_compiled(level) && level <= (int)ra__isa_detected()) {
             strncat(levels, *levels ? " " : "", sizeof levels - strlen(levels) - 1);
             strncat(levels, ra__isa_name((enum ra__isa)level), sizeof levels - strlen(levels) - 1);

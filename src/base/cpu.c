@@ -1,8 +1,9 @@
 /* Own CPUID code: compilers' __builtin_cpu_supports differ in the names they know. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* syscall */
 #include "base/cpu.h"
 
 #include <sched.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 static uint64_t xcr0(void) {
     uint32_t low, high;
@@ -17,9 +22,20 @@ static uint64_t xcr0(void) {
     return (uint64_t)high << 32 | low;
 }
 
+/* Linux lets a process use tile registers once it has asked; asking again is harmless, so nobody has to remember. */
+static bool tiles_granted(void) {
+#if defined(__linux__)
+    const long request_permission = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+    return false;
+#endif
+}
+
 enum ra__isa ra__isa_detected(void) {
     const uint32_t fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29, need1 = fma | osxsave | avx | f16c;
     const uint32_t avx2 = 1u << 5, need512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
+    const uint32_t need_amx = 1u << 22 | 1u << 24;                                      /* BF16, TILE */
     const uint32_t avx512_bf16 = 1u << 5;                                               /* leaf 7.1 */
     uint32_t a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d) || (c & need1) != need1 || (xcr0() & 6) != 6)
@@ -28,7 +44,10 @@ enum ra__isa ra__isa_detected(void) {
         return RA__SCALAR;
     if ((b & need512) != need512 || (xcr0() & 0xe6) != 0xe6)
         return RA__AVX2;
-    return a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & avx512_bf16) ? RA__AVX512BF16 : RA__AVX512;
+    const bool tiles = (d & need_amx) == need_amx && (xcr0() & 0x60000) == 0x60000;
+    if (a < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & avx512_bf16))
+        return RA__AVX512;
+    return tiles && tiles_granted() ? RA__AMX : RA__AVX512BF16;
 }
 #else
 enum ra__isa ra__isa_detected(void) {
@@ -37,7 +56,7 @@ enum ra__isa ra__isa_detected(void) {
 #endif
 
 const char *ra__isa_name(enum ra__isa level) {
-    static const char *const names[] = {"scalar", "avx2", "avx512", "avx512bf16"};
+    static const char *const names[] = {"scalar", "avx2", "avx512", "avx512bf16", "amx"};
     return names[level];
 }
 

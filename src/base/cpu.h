@@ -2,9 +2,9 @@
 #ifndef RA_BASE_CPU_H
 #define RA_BASE_CPU_H
 
-enum ra__isa { RA__SCALAR, RA__AVX2, RA__AVX512, RA__AVX512BF16 };
+enum ra__isa { RA__SCALAR, RA__AVX2, RA__AVX512, RA__AVX512BF16, RA__AMX };
 
-enum ra__isa ra__isa_detected(void); /* by CPUID and XCR0 */
+enum ra__isa ra__isa_detected(void); /* by CPUID, XCR0 and, for AMX, the permission of the kernel */
 enum ra__isa ra__isa_allowed(void);  /* the same, capped by the environment variable RA_ISA; an unknown value is ignored */
 const char *ra__isa_name(enum ra__isa level);
 const char *ra__environment(const char *name); /* getenv; the one place that reads the environment. "" counts as unset (NULL) */

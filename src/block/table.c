@@ -24,6 +24,12 @@ bool ra__kernels_compiled(int level) {
 #else
         return false;
 #endif
+    case RA__AMX:
+#ifdef RA_HAVE_AMX
+        return true;
+#else
+        return false;
+#endif
     }
     return false;
 }
@@ -44,9 +50,16 @@ const struct ra__kernels *ra__kernels(void) {
 }
 
 const struct ra__kernels *ra__kernels_bf16(void) {
+    const struct ra__kernels *k = ra__kernels();
+    enum ra__isa allowed = ra__isa_allowed();
+    (void)allowed;
 #ifdef RA_HAVE_AVX512BF16
-    if (ra__isa_allowed() >= RA__AVX512BF16)
-        return &ra__kernels_avx512bf16;
+    if (allowed >= RA__AVX512BF16)
+        k = &ra__kernels_avx512bf16;
 #endif
-    return ra__kernels();
+#ifdef RA_HAVE_AMX
+    if (allowed >= RA__AMX)
+        k = &ra__kernels_amx;
+#endif
+    return k;
 }

@@ -279,17 +279,18 @@ static void run(struct job *j) {
     const ra_problem *p = &j->p;
     const ra_mask *m = &p->mask;
     const double scale = isnan(p->scale) ? 1 / sqrt((double)p->D) : p->scale;
-    struct ra__attn a = {.k = p->dtype == RA_BF16 ? ra__kernels_bf16() : ra__kernels(),
+    const struct ra__kernels *kernels = p->dtype == RA_BF16 ? ra__kernels_bf16() : ra__kernels();
+    struct ra__attn a = {.k = kernels,
                          .B = p->B,
                          .H = p->H,
                          .G = p->G,
                          .D = p->D,
                          .Dv = p->Dv,
                          .threads = j->threads,
-                         .q_tile = j->q_tile,
-                         .k_tile = j->k_tile,
-                         .q_tile_b = j->q_tile_b,
-                         .k_tile_b = j->k_tile_b};
+                         .q_tile = ra__round_up(j->q_tile, kernels->lanes),
+                         .k_tile = ra__round_up(j->k_tile, kernels->rows),
+                         .q_tile_b = ra__round_up(j->q_tile_b, kernels->rows),
+                         .k_tile_b = ra__round_up(j->k_tile_b, kernels->lanes)};
     ra__attn_scale(&a, scale);
     int64_t *last = malloc((size_t)(p->Sq + 1) * sizeof *last);
     for (int64_t i = 0; i < p->Sq; i++)

@@ -29,10 +29,19 @@ static void random_words(float *x, int64_t n) {
     }
 }
 
-static float *random_packed_words(int64_t n) {
-    float *x = take_packed(n);
-    random_words(x, n);
-    return x;
+/* Words whose products and sums are exact: halves are small integers. */
+static void random_integers(float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t low = ra__to_bf16((float)(int)(uniform() * 17 - 8)), high = ra__to_bf16((float)(int)(uniform() * 17 - 8));
+        x[i] = ra__float(high << 16 | low);
+    }
+}
+
+static void fill_words(float *x, int64_t n, bool integers) {
+    if (integers)
+        random_integers(x, n);
+    else
+        random_words(x, n);
 }
 
 static void randomize(float *x, int64_t n) {
@@ -40,76 +49,105 @@ static void randomize(float *x, int64_t n) {
         x[i] = (float)normal();
 }
 
-/* ---- products ---- */
-
-static bool close_to(float got, double sum, double size, int64_t steps) {
-    return fabs(got - sum) <= (double)(2 * steps + 2) * 0x1p-23 * size;
+/* Words that k values take in a row of a left panel; place of word w of row i among such panels. */
+static int64_t left_words(int64_t k) {
+    return (k + K->k_step - 1) / K->k_step * K->k_step / 2;
 }
 
-static void check_gemm(int64_t k, int64_t panels, int64_t extra, bool accumulate) {
-    const int64_t rows = K->rows, lanes = K->lanes, stride = k * rows + extra, n = panels ? (panels - 1) * stride + k * rows : 0;
-    float *a = take_floats(n), *b = random_packed_words(k * lanes), *c = take_packed(panels * rows * lanes),
+static int64_t left_place(int64_t i, int64_t w, int64_t words) {
+    const int64_t rows = K->rows, step = K->k_step / 2;
+    return i / rows * rows * words + w / step * rows * step + i % rows * step + w % step;
+}
+
+/* ---- products ---- */
+
+static bool close_to(float got, double sum, double size, int64_t steps, bool integers) {
+    return integers ? got == sum : fabs(got - sum) <= (double)(2 * steps + 2) * 0x1p-23 * size;
+}
+
+/* A is filled up with any finite values: B ends at its k-th word, or has NaN there. */
+static void check_gemm(int64_t k, int64_t panels, int64_t extra, bool accumulate, bool integers) {
+    const int64_t rows = K->rows, lanes = K->lanes, words = left_words(2 * k), stride = words * rows + extra;
+    const int64_t n = panels ? (panels - 1) * stride + words * rows : 0;
+    float *a = take_packed(n), *b = take_packed((k + 1) * lanes) + (at_end ? lanes : 0), *c = take_packed(panels * rows * lanes),
           *before = take_packed(panels * rows * lanes);
-    random_words(a, n);
-    randomize(before, panels * rows * lanes);
+    fill_words(a, n, integers);
+    fill_words(b, k * lanes, integers);
+    for (int64_t i = 0; i < lanes && !at_end; i++)
+        b[k * lanes + i] = NAN;
+    for (int64_t i = 0; i < panels * rows * lanes; i++)
+        before[i] = (float)(integers ? (int)(100 * normal()) : normal());
     memcpy(c, before, (size_t)(panels * rows * lanes) * sizeof *c);
     if (!accumulate && panels)
         c[0] = NAN;
     K->gemm(a, stride, panels, b, k, c, accumulate);
+    bool ok = true;
     for (int64_t i = 0; i < panels * rows; i++)
         for (int64_t lane = 0; lane < lanes; lane++) {
             double sum = accumulate ? before[i * lanes + lane] : 0, size = fabs(sum);
             for (int64_t s = 0; s < k; s++) {
-                const float *x = a + i / rows * stride + s * rows + i % rows, *y = b + s * lanes + lane;
+                const float *x = a + i / rows * stride + left_place(i % rows, s, words), *y = b + s * lanes + lane;
                 sum += low_of(x) * low_of(y) + high_of(x) * high_of(y);
                 size += fabs(low_of(x) * low_of(y)) + fabs(high_of(x) * high_of(y));
             }
             const float got = c[i * lanes + lane];
-            CHECK_MSG(close_to(got, sum, size, k), "gemm of %lld words, row %lld, lane %lld: %.9g, fp64 %.9g", (long long)k, (long long)i,
-                      (long long)lane, got, sum);
+            ok = ok && CHECK_MSG(close_to(got, sum, size, k, integers), "gemm of %lld words, row %lld, lane %lld: %.9g, fp64 %.9g",
+                                 (long long)k, (long long)i, (long long)lane, got, sum);
         }
     clean_up("gemm");
 }
 
 static void gemm(void) {
-    static const int64_t depths[] = {0, 1, 2, 7, 8, 9, 64, 129};
+    static const int64_t depths[] = {0, 1, 2, 7, 8, 9, 15, 16, 17, 33, 64, 129};
     for (size_t i = 0; i < sizeof depths / sizeof *depths; i++)
         for (int64_t panels = 0; panels <= 3; panels++)
-            for (int variant = 0; variant < 8; variant++) {
+            for (int variant = 0; variant < 16; variant++) {
                 at_end = variant & 1;
-                check_gemm(depths[i], panels, variant & 2 ? 13 : 0, variant & 4);
+                check_gemm(depths[i], panels, variant & 2 ? 16 : 0, variant & 4, variant & 8);
             }
 }
 
-static void check_gemm_rows(int n, int64_t panels, int64_t extra) {
+/* Rows of S beyond n and what lies behind the words of its rows are NaN, rows of C lie `gap` apart. */
+static void check_gemm_rows(int n, int64_t panels, int64_t extra, int64_t gap, bool integers) {
     const int64_t rows = K->row_tile, cols = K->col_tile, lanes = K->lanes, words = lanes / 2, stride = rows * lanes + extra;
-    const int64_t size_s = (panels - 1) * stride + (rows - 1) * lanes + words;
-    float *s = take_floats(size_s), *b = random_packed_words(panels * words * cols), *c = take_packed(n * cols),
-          *before = take_packed(n * cols);
-    random_words(s, size_s);
-    randomize(before, n * cols);
-    memcpy(c, before, (size_t)(n * cols) * sizeof *c);
-    K->gemm_rows(s, stride, panels, b, c, cols, n);
+    const int64_t size_s = (panels - 1) * stride + (rows - 1) * lanes + words, ldc = cols + gap, size_c = (n - 1) * ldc + cols;
+    float *s = take_packed(size_s), *b = take_packed(panels * words * cols), *c = take_packed(size_c), *before = take_packed(size_c);
+    for (int64_t i = 0; i < size_s; i++)
+        s[i] = NAN;
+    for (int64_t p = 0; p < panels; p++)
+        for (int i = 0; i < n; i++)
+            fill_words(s + p * stride + i * lanes, words, integers);
+    fill_words(b, panels * words * cols, integers);
+    for (int64_t i = 0; i < size_c; i++)
+        if (i % ldc < cols)
+            c[i] = (float)(integers ? (int)(100 * normal()) : normal());
+    memcpy(before, c, (size_t)size_c * sizeof *c);
+    K->gemm_rows(s, stride, panels, b, c, ldc, n);
+    bool ok = true;
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < cols; j++) {
-            double sum = before[i * cols + j], size = fabs(sum);
+            double sum = before[i * ldc + j], size = fabs(sum);
             for (int64_t l = 0; l < panels * words; l++) {
                 const float *x = s + l / words * stride + i * lanes + l % words, *y = b + l * cols + j;
                 sum += low_of(x) * low_of(y) + high_of(x) * high_of(y);
                 size += fabs(low_of(x) * low_of(y)) + fabs(high_of(x) * high_of(y));
             }
-            CHECK_MSG(close_to(c[i * cols + j], sum, size, panels * words), "gemm_rows n %d, panels %lld, [%lld][%lld]: %.9g, fp64 %.9g", n,
-                      (long long)panels, (long long)i, (long long)j, c[i * cols + j], sum);
+            const float got = c[i * ldc + j];
+            ok = ok &&
+                 CHECK_MSG(close_to(got, sum, size, panels * words, integers), "gemm_rows n %d, panels %lld, [%lld][%lld]: %.9g, fp64 %.9g",
+                           n, (long long)panels, (long long)i, (long long)j, got, sum);
         }
+    for (int64_t i = 0; i < size_c; i++)
+        CHECK(i % ldc < cols || is_gap(c + i));
     clean_up("gemm_rows");
 }
 
 static void gemm_rows(void) {
     for (int n = 1; n <= K->row_tile; n++)
-        for (int64_t panels = 1; panels <= 4; panels++)
-            for (int variant = 0; variant < 4; variant++) {
+        for (int64_t panels = 1; panels <= 3; panels++)
+            for (int variant = 0; variant < 8; variant++) {
                 at_end = variant & 1;
-                check_gemm_rows(n, panels, variant & 2 ? 16 : 0);
+                check_gemm_rows(n, panels, variant & 2 ? 16 : 0, variant & 2 ? 32 : 0, variant & 4);
             }
 }
 
@@ -196,22 +234,47 @@ static void softmax(void) {
     }
 }
 
+static const uint32_t nans[] = {0x7fc00000, 0xffc00000, 0x7fffffff, 0xffffffff, 0x7f800001, 0xff800001, 0x7f80ffff};
+
+enum { NANS = sizeof nans / sizeof *nans };
+
+/* Whatever its payload. */
 static void nan_scores_stay_in_their_lane(void) {
     const int lanes = K->lanes;
     for (int bad = 0; bad < lanes; bad++)
         for (int64_t row = 0; row < 5; row++) {
             struct online o = online_new(5);
             randomize(o.s, 5 * lanes);
-            o.s[row * lanes + bad] = NAN;
+            o.s[row * lanes + bad] = ra__float(nans[(bad + row) % NANS]);
             K->softmax(o.s, 5, NULL, 0.5f, o.m, o.l, o.alpha);
             for (int lane = 0; lane < lanes; lane++) {
                 CHECK(isnan(o.l[lane]) == (lane == bad));
                 for (int64_t i = 0; i < 5; i++)
-                    CHECK(isnan(col_value(o.s, i, lane)) <= (lane == bad));
+                    CHECK(isnan(col_value(o.s, i, lane)) == (lane == bad && i == row));
             }
-            CHECK(isnan(col_value(o.s, row, bad)));
             clean_up("softmax");
         }
+}
+
+static void nan_gradients_stay_in_their_place(void) {
+    const int64_t lanes = K->lanes;
+    for (int64_t bad = 0; bad < 5 * lanes; bad++) {
+        float *s = take_packed(5 * lanes), *dp = take_packed(5 * lanes), *ds_cols = take_packed(3 * lanes);
+        const float zeros[5] = {0};
+        randomize(s, 5 * lanes);
+        randomize(dp, 5 * lanes);
+        *(bad % 2 ? s + bad : dp + bad) = ra__float(nans[bad % NANS]);
+        K->softmax_backward(s, dp, ds_cols, 5, NULL, 0.5f, zeros, zeros);
+        bool ok = true;
+        for (int64_t i = 0; i < 5 * lanes; i++) {
+            const float *row_word = dp + i / lanes * lanes + i % lanes / 2;
+            ok &= isnan(i % 2 ? high_of(row_word) : low_of(row_word)) == (i == bad);
+            ok &= isnan(col_value(ds_cols, i / lanes, i % lanes)) == (i == bad);
+            ok &= isnan(col_value(s, i / lanes, i % lanes)) == (i == bad && bad % 2);
+        }
+        CHECK_MSG(ok, "a NaN at %lld", (long long)bad);
+        clean_up("softmax_backward");
+    }
 }
 
 static void check_softmax_backward(int64_t n, bool masked, float scale) {
@@ -264,6 +327,11 @@ static void softmax_backward(void) {
 
 /* ---- packing ---- */
 
+static void random_patterns(float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        x[i] = ra__float((uint32_t)(uniform() * 0x1p32));
+}
+
 /* Value d of row i of pairs; beyond the k-th the memory holds other things. */
 static uint32_t value_at(const float *x, int64_t ld, int64_t i, int64_t d) {
     return ra__bits(x[i * ld + d / 2]) >> (d % 2 ? 16 : 0) & 0xffff;
@@ -285,8 +353,9 @@ static bool word_is(const float *x, uint32_t expected, int64_t k, int64_t d, flo
 static void check_pack(int64_t n, int64_t k, int64_t ld, float sign) {
     const int64_t rows = K->rows, lanes = K->lanes, words = (k + 1) / 2, rows_n = (n + rows - 1) / rows * rows;
     float *x = take_floats((n - 1) * ld + words);
-    random_words(x, (n - 1) * ld + words); /* the last half of an odd row, too */
-    float *by_lane = take_packed(n <= lanes ? words * lanes : 0), *by_row = take_packed(rows_n * words);
+    random_patterns(x, (n - 1) * ld + words); /* the last half of an odd row, too */
+    const int64_t left = left_words(k);
+    float *by_lane = take_packed(n <= lanes ? words * lanes : 0), *by_row = take_packed(rows_n * left);
     if (n <= lanes)
         K->pack_lanes(by_lane, x, ld, n, k, sign);
     K->pack_rows(by_row, x, ld, n, k, sign);
@@ -296,36 +365,45 @@ static void check_pack(int64_t n, int64_t k, int64_t ld, float sign) {
             ok &= word_is(&by_lane[w * lanes + i], row_word(x, ld, n, k, i, 2 * w, sign), k, 2 * w, sign);
     CHECK_MSG(ok, "pack_lanes n %lld k %lld sign %g", (long long)n, (long long)k, sign);
     for (int64_t i = 0; i < rows_n; i++)
-        for (int64_t w = 0; w < words; w++)
-            ok &= word_is(&by_row[i / rows * rows * words + w * rows + i % rows], row_word(x, ld, n, k, i, 2 * w, sign), k, 2 * w, sign);
+        for (int64_t w = 0; w < left; w++)
+            ok &= word_is(&by_row[left_place(i, w, left)], w < words ? row_word(x, ld, n, k, i, 2 * w, sign) : 0, k, 2 * w, sign);
     CHECK_MSG(ok, "pack_rows n %lld k %lld sign %g", (long long)n, (long long)k, sign);
     clean_up("packing");
 }
 
-static void check_pack_cols(int64_t n, int64_t n_all, int64_t k, int64_t ld, int64_t width) {
-    const int64_t panels = (k + width - 1) / width, words = (n_all + 1) / 2;
-    float *x = take_floats((n - 1) * ld + (k + 1) / 2), *by_col = take_packed(panels * words * width);
-    random_words(x, (n - 1) * ld + (k + 1) / 2);
+/* The word of values (i, d) and (i + 1, d), 0 beyond n and k. */
+static uint32_t column_word(const float *x, int64_t ld, int64_t n, int64_t k, int64_t i, int64_t d) {
+    const uint32_t low = d < k && i < n ? value_at(x, ld, i, d) : 0, high = d < k && i + 1 < n ? value_at(x, ld, i + 1, d) : 0;
+    return low | high << 16;
+}
+
+static void check_pack_cols(int64_t n, int64_t n_all, int64_t k, int64_t ld) {
+    const int64_t width = K->col_tile, panels = (k + width - 1) / width, words = (n_all + 1) / 2;
+    const int64_t left = left_words(n), rows_k = (k + K->rows - 1) / K->rows * K->rows;
+    float *x = take_floats((n - 1) * ld + (k + 1) / 2), *by_col = take_packed(panels * words * width), *turned = take_packed(rows_k * left);
+    random_patterns(x, (n - 1) * ld + (k + 1) / 2);
     K->pack_cols(by_col, x, ld, n, n_all, k, width);
+    K->pack_transposed(turned, x, ld, n, k);
     bool ok = true;
     for (int64_t d = 0; d < panels * width; d++)
-        for (int64_t w = 0; w < words; w++) {
-            const uint32_t low = d < k && 2 * w < n ? value_at(x, ld, 2 * w, d) : 0;
-            const uint32_t high = d < k && 2 * w + 1 < n ? value_at(x, ld, 2 * w + 1, d) : 0;
-            ok &= ra__bits(by_col[d / width * words * width + w * width + d % width]) == (low | high << 16);
-        }
-    CHECK_MSG(ok, "pack_cols n %lld of %lld, k %lld, width %lld", (long long)n, (long long)n_all, (long long)k, (long long)width);
-    clean_up("pack_cols");
+        for (int64_t w = 0; w < words; w++)
+            ok &= ra__bits(by_col[d / width * words * width + w * width + d % width]) == column_word(x, ld, n, k, 2 * w, d);
+    CHECK_MSG(ok, "pack_cols n %lld of %lld, k %lld", (long long)n, (long long)n_all, (long long)k);
+    for (int64_t d = 0; d < rows_k; d++)
+        for (int64_t w = 0; w < left; w++)
+            ok &= ra__bits(turned[left_place(d, w, left)]) == column_word(x, ld, n, k, 2 * w, d);
+    CHECK_MSG(ok, "pack_transposed n %lld, k %lld", (long long)n, (long long)k);
+    clean_up("pack_cols or pack_transposed");
 }
 
 static void packing(void) {
-    for (int64_t n = 1; n <= K->lanes; n += 1 + n / 20)
+    for (int64_t n = 1; n <= 2 * K->lanes; n += 1 + n / 20)
         for (int64_t k = 1; k <= 70; k++)
             for (int variant = 0; variant < 4; variant++) {
                 const int64_t ld = (k + 1) / 2 + (variant & 2 ? 3 : 0);
                 at_end = variant & 1;
                 check_pack(n, k, ld, variant & 2 ? -0.37f : 1);
-                check_pack_cols(n, n + k % 4, k, ld, variant & 2 ? K->col_tile : K->rows);
+                check_pack_cols(n, n + k % 4, k, ld);
             }
 }
 
@@ -333,11 +411,15 @@ int main(void) {
     K = ra__kernels_bf16();
     if (K->pair != 2)
         CHECK_SKIP("no products of bf16 pairs at this level");
+    CHECK(K->rows % K->k_step == 0 && K->k_step % 2 == 0 && K->lanes % 2 == 0 && K->lanes <= 64);
+    printf("%s: gemm %dx%d, gemm_rows %dx%d, %d values of a sum at a time\n", K->isa, K->rows, K->lanes, K->row_tile, K->col_tile,
+           K->k_step);
     make_rooms();
     RUN(gemm);
     RUN(gemm_rows);
     RUN(softmax);
     RUN(nan_scores_stay_in_their_lane);
+    RUN(nan_gradients_stay_in_their_place);
     RUN(softmax_backward);
     RUN(packing);
     return check_result();

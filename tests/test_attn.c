@@ -84,6 +84,7 @@ struct job {
     int64_t q_tile, k_tile, q_tile_b, k_tile_b;
     ra_dtype out_type;
     bool no_dout, no_dlse, no_dq, no_lse;
+    bool decode; /* forward by the driver for short queries */
 
     float *out, *lse, *dq, *dk, *dv; /* dense, b, t, h, d */
     int64_t pairs, pairs_backward;
@@ -205,7 +206,8 @@ static void count_poll(void *arg) {
 }
 
 static void run_forward(struct job *j, const struct ra__attn *a, const struct ra__q_shard *q, struct grid *out) {
-    const int64_t longest = longest_block(j), bytes = ra__forward_bytes(a, &q->stretches, longest, j->blocks > 1);
+    const int64_t longest = longest_block(j);
+    const int64_t bytes = j->decode ? ra__decode_bytes(a, j->p.Sq, longest) : ra__forward_bytes(a, &q->stretches, longest, j->blocks > 1);
     int polls = 0;
     struct ra__forward f = {.a = a,
                             .q_shard = *q,
@@ -217,7 +219,7 @@ static void run_forward(struct job *j, const struct ra__attn *a, const struct ra
                             .keep_state = j->blocks > 1};
     for (int i = 0; i < j->blocks; i++) {
         struct block x = block_of(j, j->order[i]);
-        ra__forward_block(&f, &x.kv, i == 0, i == j->blocks - 1, (struct ra__poll){count_poll, &polls});
+        (j->decode ? ra__decode_block : ra__forward_block)(&f, &x.kv, i == 0, i == j->blocks - 1, (struct ra__poll){count_poll, &polls});
         block_free(&x);
     }
     CHECK(polls > 0 || longest == 0 || j->threads > 1 || j->p.Sq == 0);
@@ -329,8 +331,9 @@ static bool run_and_check(struct job *j, double bound, const char *name) {
     oracle_result o = job_oracle(j);
     const double out = relative_error(j->out, o.out, q_numel(p, p->Dv), 0.1);
     const double lse = j->no_lse ? 0 : relative_error(j->lse, o.lse, q_numel(p, 1), 1);
-    const double dq = j->no_dq || j->no_lse ? 0 : relative_error(j->dq, o.dq, q_numel(p, p->D), 0.1);
-    const double dk = j->no_lse ? 0 : relative_error(j->dk, o.dk, kv_numel(p, p->D), 0.1);
+    /* dq and dk are sums that cancel, to 0 where a query sees one key: their terms are of size 1 */
+    const double dq = j->no_dq || j->no_lse ? 0 : relative_error(j->dq, o.dq, q_numel(p, p->D), 1);
+    const double dk = j->no_lse ? 0 : relative_error(j->dk, o.dk, kv_numel(p, p->D), 1);
     const double dv = j->no_lse ? 0 : relative_error(j->dv, o.dv, kv_numel(p, p->Dv), 0.1);
     oracle_result_free(&o);
     bool ok =
@@ -407,7 +410,9 @@ static void choose_mask(struct job *j) {
 static void anything(void) {
     static const int64_t sizes[] = {1, 2, 3, 5, 8, 16, 17, 24, 33, 40, 64};
     for (int trial = 0; trial < (small() ? 60 : 600); trial++) {
-        struct job j = random_job(1 + below(140), 1 + below(140), sizes[below(11)], sizes[below(11)]);
+        const bool decode = trial % 3 == 0; /* few queries, more keys than are one thread's share */
+        struct job j = random_job(1 + below(decode ? 5 : 140), 1 + below(decode ? 1200 : 140), sizes[below(11)], sizes[below(11)]);
+        j.decode = decode;
         j.p.B = 1 + below(2);
         j.p.G = 1 + below(2);
         j.p.H = j.p.G * (1 + below(3));
@@ -424,7 +429,7 @@ static void anything(void) {
         j.no_dlse = below(4) == 0;
         j.no_dq = below(8) == 0;
         j.no_lse = below(10) == 0;
-        const bool ok = run_and_check(&j, 4e-6, "anything");
+        const bool ok = run_and_check(&j, 1e-5, "anything");
         job_free(&j);
         if (!ok)
             return;
@@ -575,12 +580,14 @@ static void set_row(struct grid *g, int64_t t, double value) {
 enum { VALID = 40 };
 
 /* Keys and queries from VALID on are padding: by segments, or by a bias (then padded queries see the valid keys and get zero dout). */
-static struct job padded_job(double garbage, bool by_bias, ra_dtype dtype) {
+static struct job padded_job(double garbage, bool by_bias, ra_dtype dtype, bool decode) {
     random_state = 99;
-    struct job j = random_job(70, 70, 9, 11);
+    struct job j = random_job(decode ? 4 : 70, 70, 9, 11);
+    j.decode = decode;
     j.p.H = 2;
     j.p.dtype = dtype;
     j.p.mask.causal = 1;
+    j.p.mask.align = RA_ALIGN_BOTTOM_RIGHT;
     job_make(&j, random_value, random_value, random_value, random_value);
     choose_tiles(&j);
     j.P = 2;
@@ -615,11 +622,11 @@ static struct job padded_job(double garbage, bool by_bias, ra_dtype dtype) {
 
 static void hidden_garbage(void) {
     static const double garbage[] = {0, NAN, INFINITY, -INFINITY, 1e30, -1e30};
-    for (int variant = 0; variant < 6; variant++) {
-        const bool by_bias = variant & 1;
+    for (int variant = 0; variant < 12; variant++) {
+        const bool decode = variant >= 6, by_bias = variant & 1 || decode;
         struct job clean = {.P = 1};
         for (size_t i = 0; i < sizeof garbage / sizeof *garbage; i++) {
-            struct job j = padded_job(garbage[i], by_bias, (ra_dtype)(variant / 2));
+            struct job j = padded_job(garbage[i], by_bias, (ra_dtype)(variant / 2 % 3), decode);
             const ra_problem *p = &j.p;
             run(&j);
             for (int64_t t = VALID; t < 70; t++)
@@ -635,7 +642,7 @@ static void hidden_garbage(void) {
                       "hidden %g changes results", garbage[i]);
             job_free(&j);
         }
-        for (int64_t t = 0; t < 70; t++) /* the clean run is one */
+        for (int64_t t = 0; t < clean.p.Sq; t++) /* the clean run is one */
             CHECK(by_bias || t < VALID ? isfinite(clean.lse[t]) : clean.lse[t] == -INFINITY && clean.out[t * 22] == 0);
         job_free(&clean);
     }
@@ -659,12 +666,13 @@ static void check_spread(const char *what, const float *x, const float *clean, c
               (long long)reached, (long long)leaked);
 }
 
-/* variant: bit 0 causal, bit 1 striped, from bit 2 on the type. */
+/* variant: bit 0 causal, bit 1 striped, from bit 2 on the type, from 12 on by the driver for short queries. */
 static struct job spread_job(int variant) {
     random_state = 31337;
-    struct job j = random_job(61, 67, 6, 10);
+    struct job j = random_job(variant < 12 ? 61 : 5, 67, 6, 10);
+    j.decode = variant >= 12;
     j.p.H = 4;
-    j.p.dtype = (ra_dtype)(variant / 4);
+    j.p.dtype = (ra_dtype)(variant / 4 % 3);
     j.p.G = 2;
     j.p.mask.causal = variant & 1;
     j.p.mask.align = variant & 1 ? RA_ALIGN_BOTTOM_RIGHT : RA_ALIGN_NONE;
@@ -683,17 +691,17 @@ enum { INFINITE_KEY = 5, PLACES };
 static void poison(struct job *j, int place, int64_t token) {
     struct grid *grids[] = {&j->q, &j->k, &j->v, &j->dout};
     if (place < 4)
-        grid_set(grids[place], 0, token, 1, 3, NAN);
+        grid_set(grids[place], 0, token % grids[place]->n[1], 1, 3, NAN);
     else if (place == INFINITE_KEY) /* infinite logits: NaN, or 0 times infinity in dq */
         grid_set(&j->k, 0, token, 1, 3, -INFINITY);
     else
-        j->dlse[j->p.Sq + token] = NAN;
+        j->dlse[j->p.Sq + token % j->p.Sq] = NAN;
 }
 
 static void visible_nan(void) {
     static const char *const names[] = {"q", "k", "v", "dout", "dlse", "k (infinite)"};
     static const int64_t tokens[] = {0, 5, 40, 60};
-    for (int variant = 0; variant < 12; variant++)
+    for (int variant = 0; variant < 24; variant++)
         for (int place = 0; place < PLACES; place++)
             for (int i = 0; i < 4; i++) {
                 struct job clean = spread_job(variant), j = spread_job(variant);

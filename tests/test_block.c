@@ -299,6 +299,62 @@ static void nan_scores_stay_in_their_lane(void) {
         }
 }
 
+/* Queries in rows, keys in lanes: of any kernel set, pairs or not. */
+static void check_softmax_rows(int64_t n, bool masked, float scale, double offset) {
+    const int lanes = K->lanes;
+    float *s = take_packed(n * lanes), *mask = take_packed(n * lanes), *kept = take_packed(n * lanes), *m = take_floats(n),
+          *l = take_floats(n), *alpha = take_floats(n);
+    for (int64_t i = 0; i < n; i++) {
+        m[i] = -INFINITY;
+        l[i] = 0;
+    }
+    for (int block = 0; block < 3; block++) {
+        float before[64];
+        memcpy(before, m, (size_t)n * sizeof *m);
+        double sums[64] = {0};
+        for (int64_t i = 0; i < n * lanes; i++) {
+            const bool hidden = masked && (uniform() < 0.3 || i / lanes == 1); /* row 1 sees nothing */
+            mask[i] = hidden ? -INFINITY : (float)normal();
+            kept[i] = s[i] = hidden ? (i % 2 ? NAN : 1e30f) : (float)(offset + 4 * normal());
+        }
+        for (int64_t i = 0; i < n; i++)
+            sums[i] = l[i];
+        const bool rescale = K->softmax_rows(s, n, masked ? mask : NULL, scale, m, l, alpha);
+        for (int64_t i = 0; i < n; i++) {
+            double max = before[i], tolerance = K->pair == 1 ? 0 : 0x1p-8;
+            for (int lane = 0; lane < lanes; lane++)
+                if (!masked || mask[i * lanes + lane] != -INFINITY)
+                    max = fmax(max, (double)kept[i * lanes + lane] * scale + (masked ? mask[i * lanes + lane] : 0));
+            CHECK_MSG(max == -INFINITY ? m[i] == max : fabs(m[i] - max) <= 2e-7 * fabs(max) + 1e-7, "m %g, expected %g", m[i], max);
+            const double reference = max == -INFINITY ? 0 : m[i], a = exp2((double)(before[i] - (float)reference));
+            sums[i] *= a;
+            for (int lane = 0; lane < lanes; lane++) {
+                const int64_t at = i * lanes + lane;
+                const bool hidden = masked && mask[at] == -INFINITY;
+                const double x = hidden ? 0 : (double)kept[at] * scale + (masked ? mask[at] : 0), p = hidden ? 0 : exp2(x - reference);
+                const float word = s[i * lanes + lane / K->pair];
+                const double got = K->pair == 1 ? word : ra__from_bf16((uint16_t)(ra__bits(word) >> (lane % 2 ? 16 : 0)));
+                sums[i] += p;
+                CHECK(!hidden || got == 0);
+                CHECK_MSG(fabs(got - p) <= p * (tolerance + 2e-7 * (2 + fabs(x) + fabs(reference))) + 1e-37, "p %.9g, expected %.9g", got,
+                          p);
+            }
+            CHECK_MSG(fabs(l[i] - sums[i]) <= (2e-5 + 2e-7 * fabs(offset)) * sums[i], "l %.9g, expected %.9g", l[i], sums[i]);
+            CHECK_MSG(fabs(alpha[i] - a) <= 2.5e-7 * a + 1e-37, "alpha %.9g, expected %.9g", alpha[i], a);
+            CHECK(rescale || alpha[i] == 1 || max == -INFINITY);
+        }
+    }
+    clean_up("softmax_rows");
+}
+
+static void softmax_rows(void) {
+    for (int64_t n = 1; n <= 16; n++)
+        for (int variant = 0; variant < 8; variant++) {
+            at_end = variant & 1;
+            check_softmax_rows(n, variant & 2, K->pair == 1 ? 1 : 0.18f, variant & 4 ? -200 : 0);
+        }
+}
+
 static void check_softmax_backward(int64_t n, bool masked) {
     const int lanes = K->lanes;
     float *s = random_packed(n * lanes), *dp = random_packed(n * lanes), *mask = random_packed(n * lanes), *kept = take_packed(n * lanes),
@@ -643,6 +699,7 @@ static void exp2_in_place(void) {
 
 /* The kernels that work on fp32 and storage, whatever the operands of products are. */
 static void on_fp32(void) {
+    softmax_rows();
     unpacking();
     scale_lanes();
     rows_of_all_types();

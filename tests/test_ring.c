@@ -208,6 +208,28 @@ static void extreme_logits(void) {
     whole_free(&f16);
 }
 
+/* Thousands of keys that each weigh less than half an ulp of the first one: together they count, in whatever order blocks
+ * arrive. Only those in the first one's own tile (at most 128 of 2^-24) may be lost. */
+static void many_small_weights(void) {
+    enum { S = 8192 };
+    for (int P = 1; P <= 4; P++) {
+        struct whole w = problem(P, S, 1, 1, 1, 1);
+        w.p.scale = 1;
+        whole_make(&w, 0);
+        for (int i = 0; i < S; i++) {
+            put_value(w.q, RA_F32, i, 1);
+            put_value(w.k, RA_F32, i, i == S / 2 ? 0 : -24 * log(2));
+            put_value(w.v, RA_F32, i, i == S / 2 ? 0 : 1);
+        }
+        CHECK_OK(whole_run(&w));
+        const double rest = (S - 1) * 0x1p-24, l = 1 + rest;
+        CHECK_MSG(fabs(w.lse[0] - log(l)) < 1e-5 && fabs(w.lse[S - 1] - log(l)) < 1e-5, "P %d: lse %.9g, expected %.9g", P, w.lse[0],
+                  log(l));
+        CHECK_MSG(fabs(w.out[0] - rest / l) < 1e-8, "P %d: out %.9g, expected %.9g", P, w.out[0], rest / l);
+        whole_free(&w);
+    }
+}
+
 /* The same bits twice, and for any number of threads; subsets of work stay what they are (cases 52, 73). */
 static void same_bits(void) {
     for (int layout = 0; layout < 3; layout++) {
@@ -424,6 +446,7 @@ int main(void) {
     RUN(alignment);
     RUN(padding_two_ways);
     RUN(extreme_logits);
+    RUN(many_small_weights);
     RUN(same_bits);
     RUN(hidden_garbage);
     RUN(visible_nan);

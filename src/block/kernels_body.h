@@ -79,7 +79,7 @@ static bool softmax(float *s, int64_t n, const float *mask, float scale, float *
         scale = 1;
     }
     const vec factor = vec_set1(scale);
-    vec max[NV], reference[NV], sum[NV];
+    vec max[NV], reference[NV], sum[NV], decay[NV];
     UNROLL for (int j = 0; j < NV; j++) max[j] = vec_set1(-INFINITY);
     lane_max(s, n, max);
     bool rescale = false;
@@ -87,10 +87,10 @@ static bool softmax(float *s, int64_t n, const float *mask, float scale, float *
         vec old = vec_load(m + j * W);
         max[j] = vec_max(PAIR == 1 ? max[j] : vec_mul(max[j], factor), old);
         reference[j] = vec_finite_or_zero(max[j]); /* nothing seen yet: -inf - (-inf) must not happen */
-        vec decay = exp2_vec(vec_sub(old, reference[j]));
+        decay[j] = exp2_vec(vec_sub(old, reference[j]));
         rescale |= vec_any_differs(old, max[j]);
-        sum[j] = vec_mul(vec_load(l + j * W), decay);
-        vec_store(alpha + j * W, decay);
+        sum[j] = vec_set1(0); /* of this block alone: added one by one to a large l, small terms would be lost */
+        vec_store(alpha + j * W, decay[j]);
         vec_store(m + j * W, max[j]);
     }
     float *p = s;
@@ -111,7 +111,7 @@ static bool softmax(float *s, int64_t n, const float *mask, float scale, float *
             sum[j] = vec_add(sum[j], low);
             vec_store(p + j * W, vec_join(low, vec_set1(0)));
         }
-    UNROLL for (int j = 0; j < NV; j++) vec_store(l + j * W, sum[j]);
+    UNROLL for (int j = 0; j < NV; j++) vec_store(l + j * W, vec_fma(vec_load(l + j * W), decay[j], sum[j]));
     return rescale;
 }
 

@@ -354,7 +354,7 @@ class Output(Case):
     def test_out_of_memory(self):
         if SMALL:
             self.skipTest("sanitizers need more address space")
-        write(self.input, sample(S=20000, H=8, D=64))
+        write(self.input, sample(S=40000, H=8, D=64))
         limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (190 << 20, 190 << 20))
         self.refused(8, "out of memory", "attend", self.input, "-o", self.output, "--threads", "1", preexec_fn=limit)
 

@@ -15,7 +15,7 @@
 #include "block/block.h"
 #include "block/tiles.h"
 
-enum { PIECES = 8 };  /* of the panel that is asked for ahead */
+enum { STEP = 32 };   /* head dimensions at a time: a multiple of the k_step of every set */
 enum { CHUNK = 384 }; /* keys: whole panels in every kernel set; long enough that partials are small change, short enough to share out */
 
 struct map {
@@ -44,8 +44,8 @@ static struct map layout(const struct ra__attn *a, int64_t Tq, int64_t Tk, struc
     p.q = ra__reserve(w, ra__mul(kv_heads, p.q_head, &w->overflow), f);
 
     struct ra__layout t = {0, false};
-    p.panel = ra__reserve(&t, ra__mul(lanes, ra__words(a->k, a->D), &t.overflow), f);
-    p.vc = ra__reserve(&t, ra__mul(lanes / a->k->pair, p.width, &t.overflow), f);
+    p.panel = ra__reserve(&t, lanes * STEP, f);
+    p.vc = ra__reserve(&t, lanes * a->k->col_tile, f);
     p.s = ra__reserve(&t, p.padded * lanes, f);
     p.mask = ra__reserve(&t, p.padded * lanes, f);
     p.alpha = ra__reserve(&t, p.padded, f);
@@ -159,7 +159,8 @@ static void ask(const ra_tensor *x, const struct keys *k, int64_t row, int64_t w
         __builtin_prefetch(from + line);
 }
 
-static void ask_ahead(struct ahead *next, int pieces) {
+/* One of `pieces` parts of it. */
+static void ask_ahead(struct ahead *next, int64_t pieces) {
     const int64_t n = next->k.n, end = next->done + (2 * n + pieces - 1) / pieces;
     for (; next->done < end && next->done < 2 * n; next->done++)
         if (next->done < n)
@@ -168,48 +169,68 @@ static void ask_ahead(struct ahead *next, int pieces) {
             ask(&next->c->block->v, &next->k, next->done - n, next->c->f->a->Dv);
 }
 
-/* o += p v. Without a mask every row sees every key, and a NaN in v is theirs. */
+/* How often fold_panel asks. */
+static int64_t pieces_of(const struct ra__attn *a) {
+    return 2 * ((a->D + STEP - 1) / STEP) + 2 * ((a->Dv + a->k->col_tile - 1) / a->k->col_tile) + 1;
+}
+
+static int64_t at_most(int64_t n, int64_t limit) {
+    return n < limit ? n : limit;
+}
+
+/* s = q k^T, a few head dimensions at a time. */
+static void scores(const struct call *c, const struct keys *k, float *s, struct ahead *next) {
+    const struct ra__attn *a = c->f->a;
+    const int64_t groups = (c->map.n_rows + a->k->rows - 1) / a->k->rows, pieces = pieces_of(a),
+                  stride = ra__left_words(a->k, a->D) * a->k->rows;
+    const float *q = at(c, c->map.q) + (k->b * a->G + k->g) * c->map.q_head;
+    float *panel = mine(c, c->map.panel);
+    int64_t ld;
+    const float *rows = ra__operand_rows(a->k, &c->block->k, k->b, k->t0, k->n, k->g, a->D, mine(c, c->map.rows), &ld);
+    for (int64_t d = 0; d < a->D; d += STEP) {
+        const int64_t width = at_most(a->D - d, STEP);
+        a->k->pack_lanes(panel, rows + d / a->k->pair, ld, k->n, width, 1);
+        ask_ahead(next, pieces);
+        a->k->gemm(q + d / a->k->pair * a->k->rows, stride, groups, panel, ra__words(a->k, width), s, d > 0);
+        ask_ahead(next, pieces);
+    }
+}
+
+/* o += p v, a few head dimensions at a time. Without a mask every row sees every key, and a NaN in v is theirs. */
 static void add_values(const struct call *c, const struct keys *k, const float *p, const float *mask, float *o, struct ahead *next) {
     const struct ra__attn *a = c->f->a;
-    const int64_t lanes = a->k->lanes, cols = a->k->col_tile, words = lanes / a->k->pair, step = a->k->row_tile;
+    const int64_t lanes = a->k->lanes, cols = a->k->col_tile, step = a->k->row_tile, pieces = pieces_of(a);
     float *rows = mine(c, c->map.rows), *vc = mine(c, c->map.vc);
     int64_t ld;
     bool clean = true;
     const float *v = ra__operand_rows(a->k, &c->block->v, k->b, k->t0, k->n, k->g, a->Dv, rows, &ld);
     if (mask)
         v = ra__finite_rows(a->k, v, &ld, k->n, a->Dv, rows, &clean);
-    a->k->pack_cols(vc, v, ld, k->n, lanes, a->Dv, cols);
-    for (int64_t d = 0; d < c->map.width; d += cols)
-        for (int64_t row = 0; row < c->map.n_rows; row += step) {
-            const int64_t n = c->map.n_rows - row < step ? c->map.n_rows - row : step;
-            a->k->gemm_rows(p + row * lanes, 0, 1, vc + d * words, o + row * c->map.width + d, c->map.width, (int)n);
-            ask_ahead(next, PIECES);
-        }
+    for (int64_t d = 0; d < a->Dv; d += cols) {
+        a->k->pack_cols(vc, v + d / a->k->pair, ld, k->n, lanes, at_most(a->Dv - d, cols), cols);
+        ask_ahead(next, pieces);
+        for (int64_t row = 0; row < c->map.n_rows; row += step)
+            a->k->gemm_rows(p + row * lanes, 0, 1, vc, o + row * c->map.width + d, c->map.width, (int)at_most(c->map.n_rows - row, step));
+        ask_ahead(next, pieces);
+    }
     if (!clean)
         add_non_finite(c, k, p, mask, o);
 }
 
 static int64_t fold_panel(const struct call *c, const struct keys *k, struct partial out, struct ahead *next) {
     const struct ra__attn *a = c->f->a;
-    const int64_t words = ra__words(a->k, a->D), groups = (c->map.n_rows + a->k->rows - 1) / a->k->rows;
-    float *panel = mine(c, c->map.panel), *s = mine(c, c->map.s), *alpha = mine(c, c->map.alpha);
+    float *s = mine(c, c->map.s), *alpha = mine(c, c->map.alpha);
     bool needed;
     const int64_t visible = mask_panel(c, k, &needed);
     const float *mask = needed ? mine(c, c->map.mask) : NULL;
     if (visible == 0)
         return 0;
-    int64_t ld;
-    const float *rows = ra__operand_rows(a->k, &c->block->k, k->b, k->t0, k->n, k->g, a->D, mine(c, c->map.rows), &ld);
-    a->k->pack_lanes(panel, rows, ld, k->n, a->D, 1);
-    ask_ahead(next, PIECES);
-    a->k->gemm(at(c, c->map.q) + (k->b * a->G + k->g) * c->map.q_head, ra__left_words(a->k, a->D) * a->k->rows, groups, panel, words, s,
-               false);
-    ask_ahead(next, PIECES);
+    scores(c, k, s, next);
     if (a->k->softmax_rows(s, c->map.n_rows, mask, a->s_scale, out.m, out.l, alpha))
         for (int64_t i = 0; i < c->map.n_rows; i++)
             for (int64_t d = 0; d < c->map.width; d++)
                 out.o[i * c->map.width + d] *= alpha[i];
-    ask_ahead(next, PIECES);
+    ask_ahead(next, pieces_of(a));
     add_values(c, k, s, mask, out.o, next);
     return visible;
 }

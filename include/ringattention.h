@@ -374,6 +374,10 @@ RA_API const char *ra_isa(void);
  * ra_isa(). 0 if it could not be measured. */
 RA_API double ra_measure_peak(int threads, double seconds);
 
+/* Speed in GB/s (1e9 bytes) at which `threads` threads together read memory: the fastest of the loops over a buffer of 256 MiB or more,
+ * taken from malloc for the call, that fit into about `seconds`. 0 if it could not be measured. */
+RA_API double ra_measure_bandwidth(int threads, double seconds);
+
 #ifdef __cplusplus
 }
 #endif

@@ -223,6 +223,10 @@ double ra_measure_peak(int threads, double seconds) {
     return threads < 1 || !(seconds > 0) ? 0 : ra__measure_peak(k, threads, seconds);
 }
 
+double ra_measure_bandwidth(int threads, double seconds) {
+    return threads < 1 || !(seconds > 0) ? 0 : ra__measure_bandwidth(threads, seconds);
+}
+
 size_t ra_features(char *buf, size_t n) {
     char levels[64] = "";
     for (int level = RA__SCALAR; level <= RA__AMX; level++)

@@ -720,6 +720,7 @@ static void table(void) {
     CHECK(strcmp(ra_isa(), K->isa) == 0);
     CHECK(K->lanes > 0 && K->lanes <= 64 && K->rows > 0 && K->row_tile > 0 && K->col_tile > 0);
     CHECK(K->peak(1e-3) > 0 && ra_measure_peak(2, 1e-3) > 0 && ra_measure_peak(0, 1) == 0 && ra_measure_peak(1, NAN) == 0);
+    CHECK(ra_measure_bandwidth(2, 1e-3) > 0 && ra_measure_bandwidth(0, 1) == 0 && ra_measure_bandwidth(1, NAN) == 0);
     printf("%s: gemm %dx%d, gemm_rows %dx%d\n", K->isa, K->rows, K->lanes, K->row_tile, K->col_tile);
 }
 

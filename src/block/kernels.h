@@ -95,4 +95,7 @@ bool ra__kernels_compiled(int level);
 /* Sum over `threads` threads running k->peak at the same time. */
 double ra__measure_peak(const struct ra__kernels *k, int threads, double seconds);
 
+/* GB/s at which `threads` threads together read memory, the most seen within `seconds`; 0: no memory. */
+double ra__measure_bandwidth(int threads, double seconds);
+
 #endif

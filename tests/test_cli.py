@@ -207,6 +207,7 @@ class Options(Case):
             "needs an output file": ["attend", "x"],
             "takes one input file": ["attend", "x", "y", "-o", "z"],
             "unknown shape d65, did you mean d64?": ["bench", "d65"],
+            "ringattn bench --list names them all": ["bench", "ringg"],
             "is not a multiple of": ["verify", "--S", "4", "--H", "3", "--G", "2"],
             "the length is missing": ["verify", "--D", "4"],
             "name the causal mask's corner": ["verify", "--Sq", "4", "--Skv", "5", "--causal"],
@@ -402,6 +403,36 @@ class Report(Case):
         self.assertEqual((x[0]["shape"], x[0]["S"], x[0]["ranks"], x[0]["causal"]), ("d64-causal", 128, 2, True))
         self.assertTrue(x[0]["gflops_forward"] > 0 and x[0]["percent_backward"] > 0)
         self.assertIn("given", self.ringattn("bench", "--S", 64, "--D", 8, "--H", 2, "--repeat", 1).stdout)
+
+    def test_bench_compares(self):
+        shapes = "gqa tails bf16 f16 segments threads ring slow-link".split()
+        x = json.loads(self.ringattn("bench", *shapes, "--S", 96, "--D", 16, "--H", 2, "--repeat", 1, "--json").stdout)["results"]
+        self.assertEqual([s for s in shapes if s not in [r["group"] for r in x]], [])
+        names = [r["shape"] for r in x]
+        for r in x:
+            with self.subTest(r["shape"]):
+                self.assertTrue(r["gflops_both"] > 0 and r["percent_both"] > 0)
+                self.assertTrue(r["against"] is None or r["against"] in names)
+                self.assertEqual(r["against"] is None, r["ratio_forward"] is None)
+        self.assertEqual([r["segments"] for r in x if r["group"] == "segments"], [0, 8, 0, 8])
+        self.assertEqual({r["ranks"] for r in x if r["group"] == "ring"}, {1, 2, 4, 8})
+        self.assertEqual({r["layout"] for r in x if r["shape"] == "ring-4-causal"}, {"zigzag"})
+        self.assertEqual({r["slow_share"] for r in x if r["group"] == "slow-link"}, {None, 0.5, 0.9})
+        self.assertEqual({r["causal"] for r in x if r["group"] == "threads"}, {False, True})
+        self.refused(2, "sees all keys", "bench", "decode", "--causal")
+        self.refused(2, "one rank has no link", "bench", "slow-link", "--ring", 1)
+
+    def test_bench_decode(self):
+        x = json.loads(self.ringattn("bench", "decode", "--S", 1000, "--D", 16, "--repeat", 1, "--json").stdout)["results"]
+        self.assertEqual([(r["dtype"], r["H"], r["G"]) for r in x], [(t, h, 8) for t in ("f32", "bf16", "f16") for h in (8, 64)])
+        for r in x:
+            self.assertTrue(r["Sq"] == 1 and r["percent_bandwidth"] > 0 and r["gflops_backward"] is None)
+
+    def test_bench_list(self):
+        names = [line.split()[0] for line in self.ringattn("bench", "--list").stdout.splitlines()[:-1]]
+        text = slurp(os.path.join(HERE, "../man/ringattn.1")).decode()
+        for name in names:
+            self.assertRegex(text, r"\b%s\b" % name)
 
 
 class Verify(Case):

@@ -195,7 +195,7 @@ int crew_run(crew *c, void (*body)(worker *w, void *user), void *user) {
     } else if (workers) {
         workers[0].guards = 1;
         ra_comm_options x = comm_options(c->o);
-        ra_status s = ra_local_run(ranks, &x, NULL, work, &t);
+        ra_status s = ra_local_run(ranks, &x, c->link, work, &t);
         status = conclude(c, workers, here);
         if (status == 0)
             fail_library(&f, s, "starting the ranks");

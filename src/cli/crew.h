@@ -11,7 +11,8 @@
 typedef struct crew {
     const options *o;
     ra_comm *launched;
-    int size, rank; /* of the launched comm */
+    int size, rank;               /* of the launched comm */
+    const ra_local_options *link; /* of local ranks; NULL: as fast as it is */
 } crew;
 
 typedef struct worker {

@@ -26,9 +26,10 @@ static const subcommand subcommands[] = {
      "Without FILE and without sizes: a built-in matrix of problems. With sizes: one random problem. With FILE: its tensors, and\n"
      "if it holds out, lse, dq, dk or dv, these are compared too. Exit status 1 if an error is above its bound.\n"},
     {"bench", BENCH, command_bench, "ringattn bench [SHAPE]... [OPTION]...", "speed of both passes, in GFLOP/s and percent of the FMA peak",
-     "SHAPE: d64, d128, d64-causal, d128-causal, gqa, long (default: all but long). Sizes given as options change the shapes.\n"
-     "The environment variable RA_ISA caps the instruction set. Median of several repetitions; the peak is measured before and\n"
-     "after each shape.\n"},
+     "SHAPE is a name of --list, or all; without any the first five are run, which takes some seconds. Sizes given as options\n"
+     "change the shapes. Median of several repetitions; the peak is measured before and after each of them. Shapes that compare take\n"
+     "turns, and their last columns say how many times as fast each is as what it is compared with: forward, backward, both.\n"
+     "The environment variable RA_ISA caps the instruction set.\n"},
     {"info", INFO, command_info, "ringattn info [--json]", "what this build and this machine can do", ""},
 };
 enum { SUBCOMMANDS = sizeof subcommands / sizeof subcommands[0] };

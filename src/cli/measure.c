@@ -62,8 +62,7 @@ int64_t resident_bytes(void) {
     return kilobytes * 1024;
 }
 
-/* The slowest rank's time of one pass; negative after a failure. */
-static double slowest(worker *w, double seconds) {
+double worker_slowest(worker *w, double seconds) {
     double *all = malloc((size_t)w->size * sizeof *all), most = 0;
     if (!all) {
         ra_comm_fail(w->comm, RA_ERR_MEMORY, "out of memory");
@@ -86,7 +85,7 @@ static int one_pass(run *r, int backward, pass_report *report, double *seconds) 
     if (worker_agree(r->w))
         return -1;
     *report = (pass_report){stats.seconds, stats.seconds_transfer, stats.seconds_exposed, stats.pairs, stats.bytes_sent};
-    *seconds = slowest(r->w, stats.seconds);
+    *seconds = worker_slowest(r->w, stats.seconds);
     return *seconds < 0 ? -1 : 0;
 }
 
@@ -116,12 +115,12 @@ static int repeat_pass(run *r, int backward, int repeat, int median, pass_report
 }
 
 /* All ranks at once, and nobody computing meanwhile. Collective. */
-static int measure_peak(worker *w, double seconds, double *gflops) {
+static int measure_machine(worker *w, double (*measure)(int threads, double seconds), double seconds, double *result) {
     const struct timespec as_long = {.tv_nsec = (long)(seconds * 1e9)};
     if (worker_agree(w))
         return -1;
     if (w->peak_threads)
-        *gflops = ra_measure_peak(w->peak_threads, seconds);
+        *result = measure(w->peak_threads, seconds);
     else
         nanosleep(&as_long, NULL); /* waiting for the others may spin, and take from them what they measure */
     return worker_agree(w);
@@ -129,15 +128,24 @@ static int measure_peak(worker *w, double seconds, double *gflops) {
 
 int run_passes(run *r, int repeat, int median, double peak_seconds) {
     rank_report *x = &r->report;
-    if (peak_seconds > 0 && measure_peak(r->w, peak_seconds, &x->peak_before))
+    if (peak_seconds > 0 && measure_machine(r->w, ra_measure_peak, peak_seconds, &x->peak_before))
         return -1;
     if (repeat_pass(r, 0, repeat, median, &x->forward))
         return -1;
     if (r->t->problem.backward && repeat_pass(r, 1, repeat, median, &x->backward))
         return -1;
-    if (peak_seconds > 0 && measure_peak(r->w, peak_seconds, &x->peak_after))
+    if (peak_seconds > 0 && measure_machine(r->w, ra_measure_peak, peak_seconds, &x->peak_after))
         return -1;
     x->resident_bytes = resident_bytes();
+    return 0;
+}
+
+int run_bandwidth(run *r, double seconds) {
+    double bandwidth = 0;
+    if (measure_machine(r->w, ra_measure_bandwidth, seconds, &bandwidth))
+        return -1;
+    if (bandwidth > r->report.bandwidth)
+        r->report.bandwidth = bandwidth;
     return 0;
 }
 
@@ -163,7 +171,10 @@ summary summarize(const rank_report *of, int ranks, const ra_problem *p) {
         exposed += f->exposed + b->exposed;
         before += of[r].peak_before;
         after += of[r].peak_after;
+        s.bandwidth_gbytes += of[r].bandwidth;
         s.bytes_sent = larger(s.bytes_sent, f->bytes_sent + b->bytes_sent);
+        s.bytes_forward = larger(s.bytes_forward, f->bytes_sent);
+        s.bytes_backward = larger(s.bytes_backward, b->bytes_sent);
         s.workspace_bytes = larger(s.workspace_bytes, of[r].workspace_bytes);
         s.resident_bytes = larger(s.resident_bytes, of[r].resident_bytes);
         s.threads = (int)larger(s.threads, of[r].threads);

@@ -15,6 +15,7 @@ typedef struct rank_report {
     pass_report forward, backward;
     int64_t workspace_bytes, resident_bytes;
     double peak_before, peak_after; /* GFLOP/s while all ranks measure at once */
+    double bandwidth;               /* GB/s likewise; 0: not measured */
     int threads;
 } rank_report;
 
@@ -34,6 +35,12 @@ void run_close(run *r);
  * it. Before and after, the FMA peak is measured for peak_seconds, less than 1; 0: not at all. Collective, failures agreed on. */
 int run_passes(run *r, int repeat, int median, double peak_seconds);
 
+/* The speed of reading memory, by all ranks at once, for `seconds`; the most measured so far counts. Collective, failures agreed on. */
+int run_bandwidth(run *r, double seconds);
+
+/* The largest of all ranks' seconds, on every rank; negative after a failure. Collective. */
+double worker_slowest(worker *w, double seconds);
+
 int64_t resident_bytes(void); /* the most this process has had in memory */
 
 /* What the figures of all ranks come to. */
@@ -41,8 +48,9 @@ typedef struct summary {
     int threads; /* per rank, the most */
     double seconds_forward, seconds_backward;
     double flops_forward, flops_backward; /* sums over ranks */
-    double peak_gflops, overlap;
+    double peak_gflops, overlap, bandwidth_gbytes;
     int64_t bytes_sent, workspace_bytes, resident_bytes; /* the largest of any rank */
+    int64_t bytes_forward, bytes_backward;               /* sent, likewise */
 } summary;
 
 summary summarize(const rank_report *of, int ranks, const ra_problem *p);

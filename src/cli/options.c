@@ -66,6 +66,7 @@ static const entry table[] = {
     {"tolerance", 0, REAL, AT(tolerance), VERIFY, "X", "bound of the errors as a share of the largest value (default: f32 1e-5, bf16 8e-3, f16 1e-3; references in FILE 1e-5)", NULL, 0, 0, 0},
     {"repeat", 0, SIZE, AT(repeat), ATTEND | BENCH, "N", "compute N times; attend reports the fastest (default 1), bench the median (default 5)", NULL, 1, 1000000, 0},
     {"timeout", 0, REAL, AT(timeout), RUNS, "S", "give a rank up after S seconds without an answer (default 300)", NULL, 0, 0, 0},
+    {"list", 0, FLAG, AT(list), BENCH, NULL, "say what the shapes are and measure nothing", NULL, 0, 0, 0},
     {"json", 0, FLAG, AT(json), RUNS | INFO, NULL, "print one JSON object on stdout", NULL, 0, 0, 0},
     {"quiet", 'q', FLAG, AT(quiet), RUNS, NULL, "print nothing but errors (and --json)", NULL, 0, 0, 0},
     {"verbose", 'v', FLAG, AT(verbose), RUNS, NULL, "tell on stderr what is being done, and print the plan", NULL, 0, 0, 0},

@@ -15,7 +15,7 @@ typedef struct options {
     const char *output;
     const char **operands; /* arguments that are no options, in argv */
     int operand_count;
-    int help, json, quiet, verbose;
+    int help, json, quiet, verbose, list;
     int backward, causal, layout, align, order, dtype, bias; /* flags, and the library's or our own enums */
     int64_t ring, threads, causal_block, q_chunk, k_chunk, repeat, segments, seed;
     int64_t B, S, Sq, Skv, H, G, D, Dv;

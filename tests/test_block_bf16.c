@@ -8,6 +8,10 @@
 
 static const struct ra__kernels *K;
 
+static bool small(void) {
+    return getenv("RA_TEST_SMALL") != NULL;
+}
+
 static double low_of(const float *word) {
     return ra__from_bf16((uint16_t)(ra__bits(*word) & 0xffff));
 }
@@ -143,7 +147,7 @@ static void check_gemm_rows(int n, int64_t panels, int64_t extra, int64_t gap, b
 }
 
 static void gemm_rows(void) {
-    for (int n = 1; n <= K->row_tile; n++)
+    for (int n = 1; n <= K->row_tile; n += small() && n + 5 < K->row_tile ? 5 : 1)
         for (int64_t panels = 1; panels <= 3; panels++)
             for (int variant = 0; variant < 8; variant++) {
                 at_end = variant & 1;
@@ -397,7 +401,7 @@ static void check_pack_cols(int64_t n, int64_t n_all, int64_t k, int64_t ld) {
 }
 
 static void packing(void) {
-    for (int64_t n = 1; n <= 2 * K->lanes; n += 1 + n / 20)
+    for (int64_t n = 1; n <= 2 * K->lanes; n += 1 + n / (small() ? 5 : 20))
         for (int64_t k = 1; k <= 70; k++)
             for (int variant = 0; variant < 4; variant++) {
                 const int64_t ld = (k + 1) / 2 + (variant & 2 ? 3 : 0);

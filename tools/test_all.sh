@@ -37,5 +37,5 @@ configure_and_build "$build/bare" -DRA_TEST_PREFIX=bare. -DRA_MPI=OFF -DRA_BLAS=
 step "testing"
 # ctest names skipped tests without their reasons; these are the usual ones.
 [ -d ../shared/golden ] || echo "no ../shared/golden: comparisons with stored values are skipped"
-for level in avx2 avx512 avx512bf16; do "$build/isa_run" $level /bin/true || true; done
+for level in avx2 avx512 avx512bf16 amx; do "$build/isa_run" $level /bin/true || true; done
 exec ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$jobs"

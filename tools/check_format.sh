@@ -10,4 +10,4 @@ if [ -z "$format" ]; then
 fi
 mode=(--dry-run --Werror)
 if [ "${1:-}" = --fix ]; then mode=(-i); fi
-find include src tests examples \( -name '*.c' -o -name '*.h' \) -print0 | xargs -0 "$format" "${mode[@]}"
+find include src tests examples bench \( -name '*.c' -o -name '*.h' \) -print0 | xargs -0 "$format" "${mode[@]}"

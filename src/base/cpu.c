@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -82,4 +83,12 @@ double ra__now(void) {
 
 void ra__yield(void) {
     sched_yield();
+}
+
+long ra__cache_bytes(int level) {
+    long bytes = -1;
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+    bytes = sysconf(level == 1 ? _SC_LEVEL1_DCACHE_SIZE : _SC_LEVEL2_CACHE_SIZE);
+#endif
+    return bytes > 0 ? bytes : level == 1 ? 32 << 10 : 512 << 10;
 }

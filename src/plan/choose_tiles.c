@@ -1,6 +1,10 @@
-/* Tile sizes. Forward: 192 queries by 128 keys keep the probabilities and one query panel in L1, the key block and the query tile in L2.
- * Backward: 96 keys own dk and dv in L2 while the queries stream by. The figures are flat within 2 % around these values
- * (docs/kernels.md); the user's chunk sizes replace them. */
+/* Tile sizes, by the caches of a core. The kernels stream over packed operands, so what must stay near is small:
+ *   L1  one panel of queries and the probabilities of one key tile:  lanes * (D + k_tile) words
+ *   L2  forward: a key tile and the query tile with its output:  (k_tile + q_tile) * (D + Dv) words
+ *       backward: five packed key tiles (k twice, v, dk, dv) and a query tile packed twice with its output's gradient
+ * Within these bounds figures are flat to 2 % (docs/kernels.md), so a tile never grows past 192. The user's chunk sizes replace all this.
+ */
+#include "base/cpu.h"
 #include "block/tiles.h"
 #include "plan/plan.h"
 
@@ -15,19 +19,34 @@ static int64_t least_common_multiple(int64_t a, int64_t b) {
     return m;
 }
 
+/* The largest multiple of `step` from step to `most` for which least + n * each stays within `budget`. */
+static int64_t fitting(int64_t step, int64_t most, int64_t least, int64_t each, int64_t budget) {
+    int64_t n = most / step * step;
+    while (n > step && least + n * each > budget)
+        n -= step;
+    return n < step ? step : n;
+}
+
 void ra__choose_tiles(struct ra__ring *ring, const ra_problem *p) {
     struct ra__attn *a = &ring->attn;
     const int64_t lanes = a->k->lanes, rows = a->k->rows, Tq = ring->q.T ? ring->q.T : 1, Tkv = ring->Tkv_max ? ring->Tkv_max : 1;
-    const int64_t q_chunk = at_most(p->q_chunk ? p->q_chunk : 192, Tq), k_chunk = at_most(p->k_chunk ? p->k_chunk : 128, Tkv);
-    a->q_tile = ra__round_up(q_chunk, lanes);
-    a->k_tile = ra__round_up(k_chunk, rows);
+    const int64_t word = sizeof(float), d = ra__words(a->k, a->D), dv = ra__words(a->k, a->Dv);
+    const int64_t L1 = ra__cache_bytes(1), L2 = ra__cache_bytes(2);
+
+    const int64_t k_best = fitting(rows, 128, lanes * d * word, lanes * word, L1);
+    const int64_t q_best = fitting(lanes, 192, k_best * (d + dv) * word, (d + a->Dv) * word, L2);
+    a->q_tile = ra__round_up(at_most(p->q_chunk ? p->q_chunk : q_best, Tq), lanes);
+    a->k_tile = ra__round_up(at_most(p->k_chunk ? p->k_chunk : k_best < 64 ? 64 : k_best, Tkv), rows);
     /* Few heads and many threads: smaller query tiles, which never change a row's bits. */
     while (!p->q_chunk && a->q_tile > lanes && a->B * a->H * (Tq / a->q_tile + 1) < 4 * (int64_t)a->threads)
         a->q_tile -= lanes;
 
     const int64_t step = least_common_multiple(rows, a->k->row_tile);
-    const int64_t q_chunk_b = at_most(p->q_chunk ? p->q_chunk : (a->D > 64 || a->Dv > 64 ? 192 : 96), Tq);
-    const int64_t k_chunk_b = at_most(at_most(p->k_chunk ? p->k_chunk : 96, Tkv), RA__MAX_KEY_PANELS * lanes);
-    a->q_tile_b = ra__round_up(q_chunk_b, step);
-    a->k_tile_b = ra__round_up(k_chunk_b, lanes);
+    const int64_t key_bytes = (2 * d + dv + a->D + a->Dv) * word, query_bytes = (2 * d + 2 * dv + a->D) * word;
+    const int64_t k_best_b = fitting(lanes, 96, 0, key_bytes, L2 * 3 / 4);
+    const int64_t q_best_b = fitting(step, a->D > 64 || a->Dv > 64 ? 192 : 96, k_best_b * key_bytes, query_bytes, L2);
+    const int64_t q_tile_b = p->q_chunk ? p->q_chunk : q_best_b < 48 ? 48 : q_best_b;
+    const int64_t k_tile_b = at_most(p->k_chunk ? p->k_chunk : k_best_b, RA__MAX_KEY_PANELS * lanes);
+    a->q_tile_b = ra__round_up(at_most(q_tile_b, Tq), step);
+    a->k_tile_b = ra__round_up(at_most(k_tile_b, Tkv), lanes);
 }

@@ -151,7 +151,7 @@ static void fold_and_check(struct online *o, int64_t n, bool masked) {
     memcpy(m, o->m, (size_t)lanes * sizeof *m);
     memcpy(l, o->l, (size_t)lanes * sizeof *l);
     memcpy(o->kept, o->s, (size_t)(n * lanes) * sizeof *o->kept);
-    const bool rescale = K->softmax(o->s, n, masked ? o->mask : NULL, 1, o->m, o->l, o->alpha);
+    const bool rescale = K->softmax(o->s, n, masked ? o->mask : NULL, 0, 1, o->m, o->l, o->alpha);
     bool moved = false;
     for (int lane = 0; lane < lanes; lane++) {
         float max = m[lane];
@@ -249,7 +249,7 @@ static void hidden_scores(void) {
             if (o.mask[i] == -INFINITY)
                 o.s[i] = garbage[g];
         }
-        K->softmax(o.s, n, o.mask, 1, o.m, o.l, o.alpha);
+        K->softmax(o.s, n, o.mask, 0, 1, o.m, o.l, o.alpha);
         for (int64_t i = 0; i < n * lanes; i++)
             CHECK(o.mask[i] == -INFINITY ? same_bits(o.s[i], 0) : o.s[i] > 0);
         CHECK(o.m[1] == -INFINITY && o.l[1] == 0);
@@ -259,7 +259,7 @@ static void hidden_scores(void) {
         if (g == 0)
             memcpy(first, o.s, (size_t)(n * lanes) * sizeof *first);
         CHECK(memcmp(first, o.s, (size_t)(n * lanes) * sizeof *first) == 0);
-        K->softmax(o.s, 0, NULL, 1, o.m, o.l, o.alpha); /* no rows: nothing moves */
+        K->softmax(o.s, 0, NULL, 0, 1, o.m, o.l, o.alpha); /* no rows: nothing moves */
         CHECK(memcmp(now, o.m, (size_t)lanes * sizeof *now) == 0 && memcmp(now + lanes, o.l, (size_t)lanes * sizeof *now) == 0);
     }
     free(first);
@@ -277,14 +277,14 @@ static void nan_scores_stay_in_their_lane(void) {
             float *s = clean.kept, m[64], l[64];
             memcpy(s, clean.s, (size_t)(n * lanes) * sizeof *s);
             s[row * lanes + bad] = NAN;
-            K->softmax(clean.s, n, NULL, 1, clean.m, clean.l, clean.alpha);
+            K->softmax(clean.s, n, NULL, 0, 1, clean.m, clean.l, clean.alpha);
             memcpy(m, clean.m, sizeof *m * (size_t)lanes);
             memcpy(l, clean.l, sizeof *l * (size_t)lanes);
             for (int lane = 0; lane < lanes; lane++) {
                 clean.m[lane] = -INFINITY;
                 clean.l[lane] = 0;
             }
-            K->softmax(s, n, NULL, 1, clean.m, clean.l, clean.alpha);
+            K->softmax(s, n, NULL, 0, 1, clean.m, clean.l, clean.alpha);
             for (int lane = 0; lane < lanes; lane++) {
                 CHECK(lane == bad ? isnan(clean.l[lane]) : same_bits(clean.l[lane], l[lane]) && same_bits(clean.m[lane], m[lane]));
                 for (int64_t i = 0; i < n && lane != bad; i++)
@@ -292,7 +292,7 @@ static void nan_scores_stay_in_their_lane(void) {
             }
             CHECK(isnan(s[row * lanes + bad]));
             randomize(s, n * lanes);
-            K->softmax(s, n, NULL, 1, clean.m, clean.l, clean.alpha);
+            K->softmax(s, n, NULL, 0, 1, clean.m, clean.l, clean.alpha);
             for (int lane = 0; lane < lanes; lane++)
                 CHECK(isnan(clean.l[lane]) == (lane == bad));
             clean_up("softmax");
@@ -368,7 +368,7 @@ static void check_softmax_backward(int64_t n, bool masked) {
     lse[n / 2] = INFINITY; /* a row that saw nothing */
     memcpy(kept, s, (size_t)(n * lanes) * sizeof *s);
     memcpy(kept_dp, dp, (size_t)(n * lanes) * sizeof *dp);
-    K->softmax_backward(s, dp, dp, n, masked ? mask : NULL, 1, lse, delta);
+    K->softmax_backward(s, dp, dp, n, masked ? mask : NULL, n, 1, lse, delta);
     for (int64_t i = 0; i < n * lanes; i++) {
         if (masked && mask[i] == -INFINITY) {
             CHECK(same_bits(s[i], 0) && same_bits(dp[i], 0));

@@ -189,7 +189,7 @@ static void fold_and_check(struct online *o, int64_t n, bool masked, float scale
     memcpy(m, o->m, (size_t)lanes * sizeof *m);
     memcpy(l, o->l, (size_t)lanes * sizeof *l);
     memcpy(o->kept, o->s, (size_t)(n * lanes) * sizeof *o->kept);
-    const bool rescale = K->softmax(o->s, n, masked ? o->mask : NULL, scale, o->m, o->l, o->alpha);
+    const bool rescale = K->softmax(o->s, n, masked ? o->mask : NULL, 0, scale, o->m, o->l, o->alpha);
     for (int lane = 0; lane < lanes; lane++) {
         double max = m[lane], sum = 0;
         for (int64_t i = 0; i < n; i++)
@@ -250,7 +250,7 @@ static void nan_scores_stay_in_their_lane(void) {
             struct online o = online_new(5);
             randomize(o.s, 5 * lanes);
             o.s[row * lanes + bad] = ra__float(nans[(bad + row) % NANS]);
-            K->softmax(o.s, 5, NULL, 0.5f, o.m, o.l, o.alpha);
+            K->softmax(o.s, 5, NULL, 0, 0.5f, o.m, o.l, o.alpha);
             for (int lane = 0; lane < lanes; lane++) {
                 CHECK(isnan(o.l[lane]) == (lane == bad));
                 for (int64_t i = 0; i < 5; i++)
@@ -268,7 +268,7 @@ static void nan_gradients_stay_in_their_place(void) {
         randomize(s, 5 * lanes);
         randomize(dp, 5 * lanes);
         *(bad % 2 ? s + bad : dp + bad) = ra__float(nans[bad % NANS]);
-        K->softmax_backward(s, dp, ds_cols, 5, NULL, 0.5f, zeros, zeros);
+        K->softmax_backward(s, dp, ds_cols, 5, NULL, 0, 0.5f, zeros, zeros);
         bool ok = true;
         for (int64_t i = 0; i < 5 * lanes; i++) {
             const float *row_word = dp + i / lanes * lanes + i % lanes / 2;
@@ -299,7 +299,7 @@ static void check_softmax_backward(int64_t n, bool masked, float scale) {
     lse[n / 2] = INFINITY; /* a row that saw nothing */
     memcpy(kept, s, (size_t)(n * lanes) * sizeof *s);
     memcpy(kept_dp, dp, (size_t)(n * lanes) * sizeof *dp);
-    K->softmax_backward(s, dp, ds_cols, n, masked ? mask : NULL, scale, lse, delta);
+    K->softmax_backward(s, dp, ds_cols, n, masked ? mask : NULL, n, scale, lse, delta);
     for (int64_t i = 0; i < n; i++)
         for (int64_t lane = 0; lane < lanes; lane++) {
             const int64_t at = i * lanes + lane;

@@ -230,9 +230,13 @@ static void pack_key_tile(const struct call *c, struct key_tile *kt) {
     memset(mine(c, c->map.dvt), 0, sizeof(float) * (size_t)(all * c->map.dv));
 }
 
+static int64_t at_most(int64_t n, int64_t limit) {
+    return n < limit ? n : limit;
+}
+
 /* C [d][lane] += p [row][lane] * x [row][d] for visible pairs and the x that packing replaced by 0. */
 static void add_non_finite(const struct call *c, const ra_tensor *x, const struct ra__mask_tile *t, int64_t h, int64_t width,
-                           const float *p, const float *mask, float *out) {
+                           const float *p, const float *mask, int64_t masked, float *out) {
     const struct ra__attn *a = c->w->a;
     const int64_t lanes = a->k->lanes;
     for (int64_t i = 0; i < t->nq; i++) {
@@ -240,7 +244,7 @@ static void add_non_finite(const struct call *c, const ra_tensor *x, const struc
         const float *row = ra__rows(a->k, x, t->b, t->q0 + i, 1, h, width, mine(c, c->map.rows), &ld);
         for (int64_t d = 0; d < width; d++)
             for (int64_t lane = 0; !isfinite(row[d]) && lane < t->nk; lane++)
-                if (!mask || mask[i * lanes + lane] != -INFINITY)
+                if (i >= masked || mask[i * lanes + lane] != -INFINITY)
                     out[d * lanes + lane] += ra__col_value(a->k, p, i, lane) * row[d];
     }
 }
@@ -278,8 +282,15 @@ static struct rows_seen panel_products(const struct call *c, const struct key_ti
     full &= first == aligned;
     t.q0 -= first - aligned;
     t.nq += first - aligned;
-    float *mask = full ? NULL : mine(c, c->map.mask);
-    int64_t visible = full ? t.nq * t.nk : ra__mask_fill_by_query(&c->view, &t, h, (int)lanes, mask);
+    /* Only the first rows of a positional mask's tile hide anything. */
+    const int64_t clear = full ? t.nq : t.nk == lanes && first == aligned ? ra__mask_clear_queries(&c->view, &t) : 0;
+    const int64_t masked = at_most(ra__round_up(t.nq - clear, a->k->pair), t.nq);
+    float *mask = masked ? mine(c, c->map.mask) : NULL;
+    int64_t visible = (t.nq - masked) * t.nk;
+    if (masked) {
+        const struct ra__mask_tile part = {t.b, t.q0, masked, t.k0, t.nk};
+        visible += ra__mask_fill_by_query(&c->view, &part, h, (int)lanes, mask);
+    }
     if (visible == 0)
         return (struct rows_seen){0, 0};
     *pairs += visible;
@@ -292,15 +303,16 @@ static struct rows_seen panel_products(const struct call *c, const struct key_ti
     const int64_t words = ra__words(a->k, t.nq), tile_words = ra__left_words(a->k, q->n), pair = a->k->pair;
     a->k->gemm(at(c, c->map.q_rows) + (row + aligned) * c->map.dw_left, c->map.dw_left * rows, groups, kt_panel, c->map.dw, s, false);
     a->k->gemm(at(c, c->map.o_rows) + (row + aligned) * c->map.dvw_left, c->map.dvw_left * rows, groups, vt_panel, c->map.dvw, ds, false);
-    a->k->softmax_backward(s, ds, ds_cols, t.nq, mask, a->s_scale, at(c, c->map.lse) + row + aligned, at(c, c->map.delta) + row + aligned);
+    a->k->softmax_backward(s, ds, ds_cols, t.nq, mask, masked, a->s_scale, at(c, c->map.lse) + row + aligned,
+                           at(c, c->map.delta) + row + aligned);
     a->k->gemm(at(c, c->map.o_cols) + row / pair * c->map.dv + aligned / pair * rows, tile_words * rows, c->map.dv / rows, s, words, dv,
                true);
     a->k->gemm(at(c, c->map.q_cols) + row / pair * c->map.d + aligned / pair * rows, tile_words * rows, c->map.d / rows, ds_cols, words, dk,
                true);
     if (!q_clean) {
         if (c->w->dout.data)
-            add_non_finite(c, &c->w->dout, &t, h, a->Dv, s, mask, dv);
-        add_non_finite(c, &c->w->q, &t, h, a->D, ds_cols, mask, dk);
+            add_non_finite(c, &c->w->dout, &t, h, a->Dv, s, mask, masked, dv);
+        add_non_finite(c, &c->w->q, &t, h, a->D, ds_cols, mask, masked, dk);
     }
     return (struct rows_seen){aligned, aligned + t.nq};
 }

@@ -122,7 +122,8 @@ static struct tile_state state_of(const struct call *c, int64_t head, int64_t pa
 }
 
 /* Adds the products of visible probabilities with the NaN and infinite values that packing left out. */
-static void add_non_finite(const struct call *c, const struct ra__mask_tile *t, int64_t g, const float *p, const float *mask, float *o) {
+static void add_non_finite(const struct call *c, const struct ra__mask_tile *t, int64_t g, const float *p, const float *mask, int64_t clear,
+                           float *o) {
     const struct ra__attn *a = c->f->a;
     const int64_t lanes = a->k->lanes;
     float *row = (float *)(scratch(c) + c->map.rows);
@@ -131,7 +132,7 @@ static void add_non_finite(const struct call *c, const struct ra__mask_tile *t, 
         const float *v = ra__rows(a->k, &c->block->v, t->b, t->k0 + key, 1, g, a->Dv, row, &ld);
         for (int64_t d = 0; d < a->Dv; d++)
             for (int64_t lane = 0; !isfinite(v[d]) && lane < t->nq; lane++)
-                if (!mask || mask[key * lanes + lane] != -INFINITY)
+                if (!mask || key < clear || mask[(key - clear) * lanes + lane] != -INFINITY)
                     o[d * lanes + lane] += ra__col_value(a->k, p, key, lane) * v[d];
     }
 }
@@ -152,17 +153,23 @@ static int64_t fold_panel(const struct call *c, int64_t head, const struct ra__t
 
     float *s = (float *)(scratch(c) + c->map.s), *mask = (float *)(scratch(c) + c->map.mask);
     float *alpha = (float *)(scratch(c) + c->map.alpha);
-    int64_t visible = full ? t.nq * t.nk : ra__mask_fill_by_key(&c->view, &t, h, a->k->lanes, mask);
+    const int64_t clear = full ? t.nk : ra__mask_clear_keys(&c->view, &t) / a->k->pair * a->k->pair;
+    int64_t visible = t.nq * clear;
+    if (clear < t.nk) {
+        const struct ra__mask_tile rest = {b, t.q0, t.nq, t.k0 + clear, t.nk - clear};
+        visible += ra__mask_fill_by_key(&c->view, &rest, h, a->k->lanes, mask);
+    }
+    full = clear == t.nk;
     if (visible == 0)
         return 0;
     const float *k = at(c, c->map.k) + kv_head * c->map.k_head + (keys->padded + aligned) * c->map.d_left;
     const float *v = at(c, c->map.v) + kv_head * c->map.v_head + keys->padded / a->k->pair * c->map.dv + aligned / a->k->pair * rows;
     a->k->gemm(k, c->map.d_left * rows, (t.nk + rows - 1) / rows, q, c->map.d, s, false);
-    if (a->k->softmax(s, t.nk, full ? NULL : mask, a->s_scale, state.m, state.l, alpha))
+    if (a->k->softmax(s, t.nk, full ? NULL : mask, clear, a->s_scale, state.m, state.l, alpha))
         a->k->scale_lanes(state.o, c->map.dv, alpha);
     a->k->gemm(v, ra__left_words(a->k, keys->n) * rows, c->map.dv / rows, s, ra__words(a->k, t.nk), state.o, true);
     if (*flag(c, kv_head, key_tile))
-        add_non_finite(c, &t, g, s, full ? NULL : mask, state.o);
+        add_non_finite(c, &t, g, s, full ? NULL : mask, clear, state.o);
     return visible;
 }
 

@@ -41,16 +41,18 @@ struct ra__kernels {
     void (*gemm_rows)(const float *s, int64_t s_stride, int64_t panels, const float *b, float *c, int64_t ldc, int n);
 
     /* One block of online softmax, S [n][lanes] products -> P [n/pair][lanes] words in place, per lane: s = S * scale, m' = max(m, max s),
-     * p = 2^(s - m'), alpha = 2^(m - m'), l = l*alpha + sum p. mask [n][lanes] is added to s first, -inf hides whatever S is; NULL: none.
-     * scale > 0; sets with pair = 1 take it as 1. Returns whether any alpha is not 1. A lane that has seen nothing keeps m = -inf, l = 0.
+     * p = 2^(s - m'), alpha = 2^(m - m'), l = l*alpha + sum p. mask [n - clear][lanes] is added to the rows of s from `clear` on first,
+     * -inf hides whatever S is; NULL: none. scale > 0; sets with pair = 1 take it as 1. Returns whether any alpha is not 1. A lane that has
+     * seen nothing keeps m = -inf, l = 0.
      */
-    bool (*softmax)(float *s, int64_t n, const float *mask, float scale, float *m, float *l, float *alpha);
+    bool (*softmax)(float *s, int64_t n, const float *mask, int64_t clear, float scale, float *m, float *l, float *alpha);
 
     /* Rows are queries: S [n][lanes] -> P = 2^(S * scale + mask - lse[row]) as words [n/pair][lanes] in place; dP [n][lanes] -> dS =
      * P (dP - delta[row]) twice: as words [n/pair][lanes] in ds_cols (pair = 1: not written, dp serves), and in place row by row, each row
-     * lanes/pair words. Hidden: exactly 0. */
-    void (*softmax_backward)(float *s, float *dp, float *ds_cols, int64_t n, const float *mask, float scale, const float *lse,
-                             const float *delta);
+     * lanes/pair words. Hidden: exactly 0. mask [masked][lanes] is for the
+     * first rows, a multiple of pair or all of them; NULL: none. */
+    void (*softmax_backward)(float *s, float *dp, float *ds_cols, int64_t n, const float *mask, int64_t masked, float scale,
+                             const float *lse, const float *delta);
 
     /* One block of online softmax with rows for queries and lanes for keys: per row as softmax per lane; S [n][lanes] -> P in place, each
      * row lanes/pair words. m, l, alpha [n]. */

@@ -73,9 +73,12 @@ static inline vec shifted(vec s, vec scale, vec reference) {
     return PAIR == 1 ? vec_sub(s, reference) : vec_fma(s, scale, vec_sub(vec_set1(0), reference));
 }
 
-static bool softmax(float *s, int64_t n, const float *mask, float scale, float *m, float *l, float *alpha) {
+static bool softmax(float *s, int64_t n, const float *mask, int64_t clear, float scale, float *m, float *l, float *alpha) {
     if (mask) {
-        apply_mask(s, mask, scale, n);
+        if (PAIR == 2)
+            for (int64_t i = 0; i < clear * NR; i += W)
+                vec_store(s + i, vec_mul(vec_load(s + i), vec_set1(scale)));
+        apply_mask(s + clear * NR, mask, scale, n - clear);
         scale = 1;
     }
     const vec factor = vec_set1(scale);
@@ -179,20 +182,20 @@ static inline void row_gradient(const float *s, const float *dp, const float *ma
     }
 }
 
-static void softmax_backward(float *s, float *dp, float *ds_cols, int64_t n, const float *mask, float scale, const float *lse,
-                             const float *delta) {
-    if (mask) {
-        apply_mask(s, mask, scale, n);
-        scale = 1;
-    }
-    const vec factor = vec_set1(scale);
+static void softmax_backward(float *s, float *dp, float *ds_cols, int64_t n, const float *mask, int64_t masked, float scale,
+                             const float *lse, const float *delta) {
+    if (mask)
+        apply_mask(s, mask, scale, masked);
+    else
+        masked = 0;
     float *out = s;
     for (int64_t row = 0; row < n; row += PAIR, s += PAIR * NR, dp += PAIR * NR, out += NR) {
         vec p[PAIR][NV], ds[PAIR][NV];
         for (int i = 0; i < PAIR; i++) {
             if (row + i < n) {
-                row_gradient(s + i * NR, dp + i * NR, mask ? mask + (row + i) * NR : NULL, factor, lse[row + i], delta[row + i], p[i],
-                             ds[i]);
+                const bool hides = row + i < masked;
+                row_gradient(s + i * NR, dp + i * NR, hides ? mask + (row + i) * NR : NULL, vec_set1(hides ? 1 : scale), lse[row + i],
+                             delta[row + i], p[i], ds[i]);
             } else {
                 UNROLL for (int j = 0; j < NV; j++) p[i][j] = ds[i][j] = vec_set1(0);
             }

@@ -84,6 +84,16 @@ bool ra__mask_shrink_queries(const struct ra__mask_view *v, struct ra__mask_tile
     return t->nq == 0 || (full && v->k_position[t->k0 + t->nk - 1] <= v->q_last[t->q0]);
 }
 
+int64_t ra__mask_clear_keys(const struct ra__mask_view *v, const struct ra__mask_tile *t) {
+    return v->bias || v->q_segment ? 0 : count_up_to(v->k_position + t->k0, t->nk, v->q_last[t->q0]);
+}
+
+int64_t ra__mask_clear_queries(const struct ra__mask_view *v, const struct ra__mask_tile *t) {
+    if (v->bias || v->q_segment)
+        return 0;
+    return t->nq - count_up_to(v->q_last + t->q0, t->nq, v->k_position[t->k0 + t->nk - 1] - 1);
+}
+
 static float element(const ra_tensor *x, int64_t offset) {
     switch (x->dtype) {
     case RA_F32:

@@ -28,6 +28,11 @@ struct ra__mask_tile {
 bool ra__mask_shrink_keys(const struct ra__mask_view *v, struct ra__mask_tile *t);
 bool ra__mask_shrink_queries(const struct ra__mask_view *v, struct ra__mask_tile *t);
 
+/* Of a shrunken tile that is not full: how many of its first keys are seen by all of its queries, how many of its last queries see all of
+ * its keys, by position. 0 when segments or a bias decide. */
+int64_t ra__mask_clear_keys(const struct ra__mask_view *v, const struct ra__mask_tile *t);
+int64_t ra__mask_clear_queries(const struct ra__mask_view *v, const struct ra__mask_tile *t);
+
 /* Writes the additive tile in units of log2 and returns the number of visible pairs.
  * by_key:   out[key][lane] for lanes queries; lanes from nq on are visible zeros (their results are never used).
  * by_query: out[query][lane] for lanes keys; lanes from nk on are hidden. */

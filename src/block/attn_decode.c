@@ -20,32 +20,37 @@ enum { CHUNK = 384 }; /* keys: whole panels in every kernel set; long enough tha
 
 struct map {
     int64_t state, partials, q, scratch, scratch_bytes;
-    int64_t panel, vc, s, mask, alpha, rows; /* from a thread's scratch */
-    int64_t n_rows, padded;                  /* rows of one kv head; rounded up to every register tile */
-    int64_t width;                           /* Dv rounded up to the columns of gemm_rows */
-    int64_t partial;                         /* floats of one partial: o [n_rows][width], m, l */
-    int64_t q_head;                          /* words of packed q of one kv head */
-    int64_t chunks;                          /* most chunks of a block */
+    int64_t panel, s, mask, alpha, rows; /* from a thread's scratch */
+    int64_t n_rows, padded;              /* rows of one kv head; rounded up to the register tile */
+    int64_t width;                       /* Dv rounded up to a cache line */
+    int64_t partial;                     /* floats of one partial: o [n_rows][width], m, l */
+    int64_t q_head;                      /* words of packed q of one kv head */
+    int64_t chunks;                      /* most chunks of a block */
 };
 
 bool ra__decode_suits(const struct ra__attn *a, int64_t Tq) {
     return Tq > 0 && Tq <= RA__DECODE_ROWS && Tq * (a->H / a->G) <= RA__DECODE_ROWS;
 }
 
+/* The set that multiplies q and k: pairs of bf16 where its panels are those of the fp32 set, which does everything else. */
+static const struct ra__kernels *score_kernels(const struct ra__attn *a) {
+    return a->k->lanes == a->k_decode->lanes ? a->k : a->k_decode;
+}
+
 static struct map layout(const struct ra__attn *a, int64_t Tq, int64_t Tk, struct ra__layout *w) {
-    const int64_t lanes = a->k->lanes, f = sizeof(float), widest = a->D > a->Dv ? a->D : a->Dv;
+    const int64_t lanes = a->k_decode->lanes, f = sizeof(float), widest = a->D > a->Dv ? a->D : a->Dv;
     const int64_t kv_heads = ra__mul(a->B, a->G, &w->overflow);
-    struct map p = {.n_rows = Tq * (a->H / a->G), .width = ra__round_up(a->Dv, a->k->col_tile), .chunks = Tk / CHUNK + 3};
-    p.padded = ra__round_up(ra__round_up(p.n_rows, a->k->rows), a->k->row_tile) + a->k->row_tile;
+    struct map p = {
+        .n_rows = Tq * (a->H / a->G), .width = ra__round_up(a->Dv, RA__ALIGN / (int64_t)sizeof(float)), .chunks = Tk / CHUNK + 3};
+    p.padded = ra__round_up(p.n_rows, score_kernels(a)->rows);
     p.partial = ra__round_up(p.n_rows * (p.width + 2), RA__ALIGN / f);
-    p.q_head = ra__mul(ra__round_up(p.n_rows, a->k->rows), ra__left_words(a->k, a->D), &w->overflow);
+    p.q_head = ra__mul(ra__round_up(p.n_rows, score_kernels(a)->rows), ra__left_words(score_kernels(a), a->D), &w->overflow);
     p.state = ra__reserve(w, ra__mul(kv_heads, p.partial, &w->overflow), f);
     p.partials = ra__reserve(w, ra__mul(ra__mul(kv_heads, p.chunks, &w->overflow), p.partial, &w->overflow), f);
     p.q = ra__reserve(w, ra__mul(kv_heads, p.q_head, &w->overflow), f);
 
     struct ra__layout t = {0, false};
     p.panel = ra__reserve(&t, lanes * STEP, f);
-    p.vc = ra__reserve(&t, lanes * a->k->col_tile, f);
     p.s = ra__reserve(&t, p.padded * lanes, f);
     p.mask = ra__reserve(&t, p.padded * lanes, f);
     p.alpha = ra__reserve(&t, p.padded, f);
@@ -99,14 +104,16 @@ static void clear(const struct call *c, struct partial p) {
 /* Row i of a kv head is query i mod Tq of head i / Tq of its group. */
 static void pack_queries(const struct call *c, int64_t kv_head) {
     const struct ra__attn *a = c->f->a;
-    const int64_t group = a->H / a->G, Tq = c->f->q_shard.T, b = kv_head / a->G, g = kv_head % a->G, words = ra__words(a->k, a->D);
+    const struct ra__kernels *k = score_kernels(a);
+    const int64_t group = a->H / a->G, Tq = c->f->q_shard.T, b = kv_head / a->G, g = kv_head % a->G, words = ra__words(k, a->D);
     float *all = mine(c, c->map.rows), *scratch = all + c->map.n_rows * words;
     for (int64_t i = 0; i < c->map.n_rows; i++) {
         int64_t ld;
-        const float *q = ra__operand_rows(a->k, &c->f->q, b, i % Tq, 1, g * group + i / Tq, a->D, scratch, &ld);
+        const float *q = ra__operand_rows(k, &c->f->q, b, i % Tq, 1, g * group + i / Tq, a->D, scratch, &ld);
         memcpy(all + i * words, q, sizeof(float) * (size_t)words);
     }
-    a->k->pack_rows(at(c, c->map.q) + kv_head * c->map.q_head, all, words, c->map.n_rows, a->D, a->q_scale);
+    k->pack_rows(at(c, c->map.q) + kv_head * c->map.q_head, all, words, c->map.n_rows, a->D,
+                 k->pair == 1 ? a->q_scale * a->s_scale : a->q_scale);
 }
 
 /* One lane panel of keys. */
@@ -117,7 +124,7 @@ struct keys {
 /* The mask of a panel for all rows into scratch; *needed: something of the panel is hidden. Returns the number of visible pairs. */
 static int64_t mask_panel(const struct call *c, const struct keys *k, bool *needed) {
     const struct ra__attn *a = c->f->a;
-    const int64_t group = a->H / a->G, Tq = c->f->q_shard.T, lanes = a->k->lanes;
+    const int64_t group = a->H / a->G, Tq = c->f->q_shard.T, lanes = a->k_decode->lanes;
     const struct ra__mask_tile all = {k->b, 0, Tq, k->t0, k->n};
     struct ra__mask_tile seen = all;
     const bool full = ra__mask_shrink_keys(&c->view, &seen) && seen.nk == k->n;
@@ -133,14 +140,14 @@ static int64_t mask_panel(const struct call *c, const struct keys *k, bool *need
 /* o += visible p times the NaN and infinite values that packing replaced by 0. */
 static void add_non_finite(const struct call *c, const struct keys *k, const float *p, const float *mask, float *o) {
     const struct ra__attn *a = c->f->a;
-    const int64_t lanes = a->k->lanes;
+    const int64_t lanes = a->k_decode->lanes;
     for (int64_t key = 0; key < k->n; key++) {
         int64_t ld;
-        const float *v = ra__rows(a->k, &c->block->v, k->b, k->t0 + key, 1, k->g, a->Dv, mine(c, c->map.rows), &ld);
+        const float *v = ra__rows(a->k_decode, &c->block->v, k->b, k->t0 + key, 1, k->g, a->Dv, mine(c, c->map.rows), &ld);
         for (int64_t d = 0; d < a->Dv; d++)
             for (int64_t row = 0; !isfinite(v[d]) && row < c->map.n_rows; row++)
                 if (mask[row * lanes + key] != -INFINITY)
-                    o[row * c->map.width + d] += ra__row_value(a->k, p, row, key) * v[d];
+                    o[row * c->map.width + d] += ra__row_value(a->k_decode, p, row, key) * v[d];
     }
 }
 
@@ -149,7 +156,8 @@ static void add_non_finite(const struct call *c, const struct keys *k, const flo
 struct ahead {
     const struct call *c;
     struct keys k;
-    int64_t done; /* rows of k, then of v, already asked for */
+    int64_t done;  /* rows of k, then of v, already asked for */
+    int64_t piece; /* rows asked for at a time */
 };
 
 static void ask(const ra_tensor *x, const struct keys *k, int64_t row, int64_t width) {
@@ -159,10 +167,9 @@ static void ask(const ra_tensor *x, const struct keys *k, int64_t row, int64_t w
         __builtin_prefetch(from + line);
 }
 
-/* One of `pieces` parts of it. */
-static void ask_ahead(struct ahead *next, int64_t pieces) {
-    const int64_t n = next->k.n, end = next->done + (2 * n + pieces - 1) / pieces;
-    for (; next->done < end && next->done < 2 * n; next->done++)
+static void ask_ahead(struct ahead *next) {
+    const int64_t n = next->k.n;
+    for (int64_t end = next->done + next->piece; next->done < end && next->done < 2 * n; next->done++)
         if (next->done < n)
             ask(&next->c->block->k, &next->k, next->done, next->c->f->a->D);
         else
@@ -171,7 +178,7 @@ static void ask_ahead(struct ahead *next, int64_t pieces) {
 
 /* How often fold_panel asks. */
 static int64_t pieces_of(const struct ra__attn *a) {
-    return 2 * ((a->D + STEP - 1) / STEP) + 2 * ((a->Dv + a->k->col_tile - 1) / a->k->col_tile) + 1;
+    return 2 * ((a->D + STEP - 1) / STEP) + (a->Dv + STEP - 1) / STEP + 1;
 }
 
 static int64_t at_most(int64_t n, int64_t limit) {
@@ -181,37 +188,44 @@ static int64_t at_most(int64_t n, int64_t limit) {
 /* s = q k^T, a few head dimensions at a time. */
 static void scores(const struct call *c, const struct keys *k, float *s, struct ahead *next) {
     const struct ra__attn *a = c->f->a;
-    const int64_t groups = (c->map.n_rows + a->k->rows - 1) / a->k->rows, pieces = pieces_of(a),
-                  stride = ra__left_words(a->k, a->D) * a->k->rows;
+    const struct ra__kernels *kernels = score_kernels(a);
+    const int64_t groups = (c->map.n_rows + kernels->rows - 1) / kernels->rows, stride = ra__left_words(kernels, a->D) * kernels->rows;
     const float *q = at(c, c->map.q) + (k->b * a->G + k->g) * c->map.q_head;
     float *panel = mine(c, c->map.panel);
     int64_t ld;
-    const float *rows = ra__operand_rows(a->k, &c->block->k, k->b, k->t0, k->n, k->g, a->D, mine(c, c->map.rows), &ld);
+    const float *rows = ra__operand_rows(kernels, &c->block->k, k->b, k->t0, k->n, k->g, a->D, mine(c, c->map.rows), &ld);
     for (int64_t d = 0; d < a->D; d += STEP) {
         const int64_t width = at_most(a->D - d, STEP);
-        a->k->pack_lanes(panel, rows + d / a->k->pair, ld, k->n, width, 1);
-        ask_ahead(next, pieces);
-        a->k->gemm(q + d / a->k->pair * a->k->rows, stride, groups, panel, ra__words(a->k, width), s, d > 0);
-        ask_ahead(next, pieces);
+        kernels->pack_lanes(panel, rows + d / kernels->pair, ld, k->n, width, 1);
+        ask_ahead(next);
+        kernels->gemm(q + d / kernels->pair * kernels->rows, stride, groups, panel, ra__words(kernels, width), s, d > 0);
+        ask_ahead(next);
     }
+    for (int64_t i = 0; kernels->pair > 1 && i < c->map.n_rows * kernels->lanes; i++)
+        s[i] *= a->s_scale;
 }
 
-/* o += p v, a few head dimensions at a time. Without a mask every row sees every key, and a NaN in v is theirs. */
+/* o += p v. Without a mask every row sees every key, and a NaN in v is theirs; else non-finite values are left out and added by themselves.
+ */
 static void add_values(const struct call *c, const struct keys *k, const float *p, const float *mask, float *o, struct ahead *next) {
     const struct ra__attn *a = c->f->a;
-    const int64_t lanes = a->k->lanes, cols = a->k->col_tile, step = a->k->row_tile, pieces = pieces_of(a);
-    float *rows = mine(c, c->map.rows), *vc = mine(c, c->map.vc);
-    int64_t ld;
+    const struct ra__kernels *kernels = a->k_decode;
+    const ra_tensor *v = &c->block->v;
+    const int64_t at = k->b * v->stride[0] + k->t0 * v->stride[1] + k->g * v->stride[2], element = (int64_t)ra_dtype_size(v->dtype);
+    const char *rows = (const char *)v->data + at * element;
+    int64_t ld = v->stride[1];
+    ra_dtype dtype = v->dtype;
     bool clean = true;
-    const float *v = ra__operand_rows(a->k, &c->block->v, k->b, k->t0, k->n, k->g, a->Dv, rows, &ld);
-    if (mask)
-        v = ra__finite_rows(a->k, v, &ld, k->n, a->Dv, rows, &clean);
-    for (int64_t d = 0; d < a->Dv; d += cols) {
-        a->k->pack_cols(vc, v + d / a->k->pair, ld, k->n, lanes, at_most(a->Dv - d, cols), cols);
-        ask_ahead(next, pieces);
-        for (int64_t row = 0; row < c->map.n_rows; row += step)
-            a->k->gemm_rows(p + row * lanes, 0, 1, vc, o + row * c->map.width + d, c->map.width, (int)at_most(c->map.n_rows - row, step));
-        ask_ahead(next, pieces);
+    if (mask || v->stride[3] != 1) {
+        float *scratch = mine(c, c->map.rows);
+        const float *from = ra__rows(kernels, v, k->b, k->t0, k->n, k->g, a->Dv, scratch, &ld);
+        rows = (const char *)(mask ? ra__finite_rows(kernels, from, &ld, k->n, a->Dv, scratch, &clean) : from);
+        dtype = RA_F32;
+    }
+    for (int64_t d = 0; d < a->Dv; d += STEP) {
+        kernels->add_rows(p, c->map.n_rows, rows + d * (int64_t)ra_dtype_size(dtype), dtype, ld, k->n, at_most(a->Dv - d, STEP), o + d,
+                          c->map.width);
+        ask_ahead(next);
     }
     if (!clean)
         add_non_finite(c, k, p, mask, o);
@@ -226,20 +240,20 @@ static int64_t fold_panel(const struct call *c, const struct keys *k, struct par
     if (visible == 0)
         return 0;
     scores(c, k, s, next);
-    if (a->k->softmax_rows(s, c->map.n_rows, mask, a->s_scale, out.m, out.l, alpha))
+    if (a->k_decode->softmax_rows(s, c->map.n_rows, mask, 1, out.m, out.l, alpha))
         for (int64_t i = 0; i < c->map.n_rows; i++)
             for (int64_t d = 0; d < c->map.width; d++)
                 out.o[i * c->map.width + d] *= alpha[i];
-    ask_ahead(next, pieces_of(a));
+    ask_ahead(next);
     add_values(c, k, s, mask, out.o, next);
     return visible;
 }
 
-/* Tasks are chunks of all kv heads of a batch element. Panels are walked as they lie in memory: heads inside tokens or tokens inside heads.
- */
+/* Tasks are chunks of all kv heads of a batch element. Panels are walked as they lie in memory: heads inside tokens or tokens inside
+ * heads. */
 static int64_t chunk_task(const struct call *c, int64_t task) {
     const struct ra__attn *a = c->f->a;
-    const int64_t b = task / c->chunks, index = task % c->chunks, lanes = a->k->lanes;
+    const int64_t b = task / c->chunks, index = task % c->chunks, lanes = a->k_decode->lanes;
     const struct ra__tile chunk = ra__tile_at(&c->block->stretches, CHUNK, 1, index);
     const int64_t panels = (chunk.n + lanes - 1) / lanes, count = panels * a->G;
     const bool heads_inside = c->block->k.stride[2] < c->block->k.stride[1];
@@ -249,14 +263,11 @@ static int64_t chunk_task(const struct call *c, int64_t task) {
     struct ahead next = {.c = c};
     for (int64_t i = -1; i < count; i++) {
         const struct keys k = next.k;
-        ask_ahead(&next, 1); /* what is left of it */
-        if (i + 1 < count) {
-            const int64_t panel = heads_inside ? (i + 1) / a->G : (i + 1) % panels, g = heads_inside ? (i + 1) % a->G : (i + 1) / panels;
-            const int64_t left = chunk.n - panel * lanes;
-            next = (struct ahead){c, {b, g, chunk.t0 + panel * lanes, left < lanes ? left : lanes}, 0};
-        } else {
-            next.k.n = 0;
-        }
+        next.piece = 2 * k.n;
+        ask_ahead(&next); /* what is left of it */
+        const int64_t panel = heads_inside ? (i + 1) / a->G : (i + 1) % panels, g = heads_inside ? (i + 1) % a->G : (i + 1) / panels;
+        const int64_t left = i + 1 < count ? chunk.n - panel * lanes : 0, n = left < lanes ? left : lanes;
+        next = (struct ahead){c, {b, g, chunk.t0 + panel * lanes, n}, 0, (2 * n + pieces_of(a) - 1) / pieces_of(a)};
         if (i >= 0)
             pairs += fold_panel(c, &k, partial_at(c, c->map.partials, (b * a->G + k.g) * c->map.chunks + index), &next);
     }
@@ -291,7 +302,7 @@ static void write_rows(const struct call *c, int64_t kv_head, struct partial p) 
             o[d] *= inverse;
         if (f->lse)
             f->lse[(b * a->H + h) * Tq + t] = l == 0 ? -INFINITY : (float)((p.m[i] + log2(l)) * ln2);
-        ra__store_rows(a->k, &f->out, b, t, 1, h, a->Dv, o, a->Dv);
+        ra__store_rows(a->k_decode, &f->out, b, t, 1, h, a->Dv, o, a->Dv);
     }
 }
 

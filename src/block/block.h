@@ -17,6 +17,7 @@ enum { RA__MAX_KEY_PANELS = 64 }; /* k_tile_b is at most this many lane panels *
 /* What never changes between runs. */
 struct ra__attn {
     const struct ra__kernels *k;
+    const struct ra__kernels *k_decode; /* of short queries: fp32 products, as they wait for memory anyway */
     int64_t B, H, G, D, Dv;
     float scale;   /* of the logits */
     float q_scale; /* what q is multiplied with when packed, and ... */

@@ -58,6 +58,11 @@ struct ra__kernels {
      * row lanes/pair words. m, l, alpha [n]. */
     bool (*softmax_rows)(float *s, int64_t n, const float *mask, float scale, float *m, float *l, float *alpha);
 
+    /* o [n][k] += P [n][lanes] (fp32) times `keys` <= lanes rows of storage (unit stride inside a row, row_stride elements apart), k values
+     * each, straight from memory; o rows ldo apart. Keys ascending. */
+    void (*add_rows)(const float *p, int64_t n, const void *rows, ra_dtype dtype, int64_t row_stride, int64_t keys, int64_t k, float *o,
+                     int64_t ldo);
+
     /* Packing from n rows of k values, ld words apart: fp32 multiplied by scale, or bf16 pairs multiplied by the sign of scale.
      * pack_lanes: n <= lanes, missing lanes are zero. pack_cols: rows from n to n_all are zero. pack_transposed: a left panel of rows that
      * are head dimensions. */

@@ -168,6 +168,67 @@ static bool softmax_rows(float *s, int64_t n, const float *mask, float scale, fl
     return rescale;
 }
 
+static inline vec load_stored(const void *x, ra_dtype dtype, int64_t at) {
+    if (dtype == RA_F32)
+        return vec_loadu((const float *)x + at);
+    return dtype == RA_BF16 ? vec_load_bf16((const uint16_t *)x + at) : vec_load_f16((const uint16_t *)x + at);
+}
+
+/* A register tile of ADD_ROWS rows and VECS vectors; dtype and vecs are constants where it is inlined. */
+static inline __attribute__((always_inline)) void add_rows_tile(const float *p, int n, const void *rows, ra_dtype dtype, int64_t row_stride,
+                                                                int64_t keys, int64_t d, const int vecs, float *o, int64_t ldo) {
+    enum { ADD_ROWS = 2 * MR > 8 ? 8 : MR };
+    for (int first = 0; first < n; first += ADD_ROWS) {
+        vec acc[ADD_ROWS][2];
+        const int count = n - first < ADD_ROWS ? n - first : ADD_ROWS;
+        UNROLL for (int i = 0; i < ADD_ROWS; i++) acc[i][0] = acc[i][1] = vec_set1(0);
+        for (int64_t key = 0; key < keys; key++) {
+            vec value[2];
+            UNROLL for (int j = 0; j < vecs; j++) value[j] = load_stored(rows, dtype, key * row_stride + d + j * W);
+            UNROLL for (int i = 0; i < ADD_ROWS; i++) { /* rows beyond count repeat the last one; they are not stored */
+                const vec weight = vec_set1(p[(first + (i < count ? i : count - 1)) * NR + key]);
+                UNROLL for (int j = 0; j < vecs; j++) acc[i][j] = vec_fma(weight, value[j], acc[i][j]);
+            }
+        }
+        for (int i = 0; i < count; i++)
+            UNROLL for (int j = 0; j < vecs; j++) {
+                float *to = o + (first + i) * ldo + d + j * W;
+                vec_storeu(to, vec_add(vec_loadu(to), acc[i][j]));
+            }
+    }
+}
+
+static inline __attribute__((always_inline)) void add_rows_of(const float *p, int64_t n, const void *rows, ra_dtype dtype,
+                                                              int64_t row_stride, int64_t keys, int64_t k, float *o, int64_t ldo) {
+    int64_t d = 0;
+    for (; d + 2 * W <= k; d += 2 * W)
+        add_rows_tile(p, (int)n, rows, dtype, row_stride, keys, d, 2, o, ldo);
+    for (; d + W <= k; d += W)
+        add_rows_tile(p, (int)n, rows, dtype, row_stride, keys, d, 1, o, ldo);
+    for (; d < k; d++)
+        for (int64_t i = 0; i < n; i++) {
+            float sum = 0;
+            for (int64_t key = 0; key < keys; key++) {
+                const int64_t at = key * row_stride + d;
+                const float value = dtype == RA_F32    ? ((const float *)rows)[at]
+                                    : dtype == RA_BF16 ? ra__from_bf16(((const uint16_t *)rows)[at])
+                                                       : ra__from_f16(((const uint16_t *)rows)[at]);
+                sum += p[i * NR + key] * value;
+            }
+            o[i * ldo + d] += sum;
+        }
+}
+
+static void add_rows(const float *p, int64_t n, const void *rows, ra_dtype dtype, int64_t row_stride, int64_t keys, int64_t k, float *o,
+                     int64_t ldo) {
+    if (dtype == RA_F32)
+        add_rows_of(p, n, rows, RA_F32, row_stride, keys, k, o, ldo);
+    else if (dtype == RA_BF16)
+        add_rows_of(p, n, rows, RA_BF16, row_stride, keys, k, o, ldo);
+    else
+        add_rows_of(p, n, rows, RA_F16, row_stride, keys, k, o, ldo);
+}
+
 /* One row of the backward: p and ds, hidden ones exactly 0. */
 static inline void row_gradient(const float *s, const float *dp, const float *mask, vec scale, float lse, float delta, vec *p, vec *ds) {
     const vec row_lse = vec_set1(lse), row_delta = vec_set1(delta);
@@ -393,7 +454,7 @@ static double peak(double seconds) {
     {                                                                                                                                \
         .isa = VEC_ISA, .pair = PAIR, .k_step = K_STEP, .lanes = NR, .rows = MR, .row_tile = ROW_TILE, .col_tile = NC, .gemm = gemm, \
         .gemm_rows = gemm_rows, .softmax = softmax, .softmax_backward = softmax_backward, .softmax_rows = softmax_rows,              \
-        .pack_lanes = pack_lanes, .pack_rows = pack_rows, .pack_transposed = pack_transposed, .pack_cols = pack_cols,                \
-        .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes, .load_rows = load_rows, .store_rows = store_rows,                  \
-        .all_finite = all_finite, .exp2 = exp2_array, .peak = peak                                                                   \
+        .add_rows = add_rows, .pack_lanes = pack_lanes, .pack_rows = pack_rows, .pack_transposed = pack_transposed,                  \
+        .pack_cols = pack_cols, .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes, .load_rows = load_rows,                    \
+        .store_rows = store_rows, .all_finite = all_finite, .exp2 = exp2_array, .peak = peak                                         \
     }

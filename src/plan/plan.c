@@ -124,6 +124,7 @@ static void derive(ra_plan *plan, ra_comm *comm, const ra_problem *p, struct ra_
                               .has_bias = p->has_bias != 0,
                               .backward = agreed.backward};
     ring->attn = (struct ra__attn){.k = p->dtype == RA_BF16 ? ra__kernels_bf16() : ra__kernels(),
+                                   .k_decode = ra__kernels(),
                                    .B = p->B,
                                    .H = p->H,
                                    .G = p->G,

@@ -510,6 +510,43 @@ static void rows_of_all_types(void) {
                 }
 }
 
+static void check_add_rows(ra_dtype t, int64_t n, int64_t keys, int64_t k, int64_t extra) {
+    const int64_t lanes = K->lanes, stride = k + extra, ldo = k + extra, size = (int64_t)ra_dtype_size(t);
+    const int64_t stored_n = (keys - 1) * stride + k, out_n = (n - 1) * ldo + k;
+    char *stored = take(stored_n * size, (size_t)size);
+    for (int64_t i = 0; i < stored_n; i++)
+        put_value(stored, t, i, normal());
+    const float *p = random_packed(n * lanes);
+    float *out = random_floats(out_n), *before = malloc((size_t)out_n * sizeof *before);
+    memcpy(before, out, (size_t)out_n * sizeof *before);
+    K->add_rows(p, n, stored, t, stride, keys, k, out, ldo);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t d = 0; d < ldo && i * ldo + d < out_n; d++) {
+            double sum = before[i * ldo + d], size_of_terms = fabs(sum);
+            for (int64_t key = 0; d < k && key < keys; key++) {
+                const double term = p[i * lanes + key] * get_value(stored, t, key * stride + d);
+                sum += term;
+                size_of_terms += fabs(term);
+            }
+            CHECK_MSG(fabs(out[i * ldo + d] - sum) <= 1e-6 * size_of_terms,
+                      "dtype %d, n %lld keys %lld k %lld: [%lld][%lld] %g, expected %g", (int)t, (long long)n, (long long)keys,
+                      (long long)k, (long long)i, (long long)d, out[i * ldo + d], sum);
+        }
+    free(before);
+    clean_up("add_rows");
+}
+
+static void add_rows(void) {
+    static const int64_t widths[] = {1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 64, 70};
+    for (int t = 0; t < 3; t++)
+        for (int64_t n = 1; n <= 17; n += n < 3 || n > 7 ? 1 : 4)
+            for (size_t w = 0; w < sizeof widths / sizeof *widths; w += small() ? 3 : 1)
+                for (int variant = 0; variant < 4; variant++) {
+                    at_end = variant & 1;
+                    check_add_rows((ra_dtype)t, n, variant & 2 ? K->lanes : 1 + n % K->lanes, widths[w], variant & 2 ? 5 : 0);
+                }
+}
+
 /* All 65536 patterns, in vectors and one by one (rows of length 1). */
 static void every_half_is_loaded(void) {
     uint16_t *all = malloc(65536 * sizeof *all);
@@ -703,6 +740,7 @@ static void on_fp32(void) {
     unpacking();
     scale_lanes();
     rows_of_all_types();
+    add_rows();
     every_half_is_loaded();
     every_rounding();
     all_finite();

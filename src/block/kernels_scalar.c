@@ -1,6 +1,8 @@
 /* The scalar kernel set. */
 #include "block/vec_scalar.h"
 
+#include "block/vec_fp32.h"
+
 #include "block/kernels_body.h"
 #include "block/kernels_products.h"
 

@@ -9,7 +9,7 @@
 #include "base/half.h"
 
 typedef __m256 vec;
-enum { PAIR = 1, W = 8, NV = 3, MR = 4, ROW_TILE = 6, COL_VECS = 2, PEAK_CHAINS = 12 };
+enum { W = 8, NV = 3, MR = 4, ROW_TILE = 6, COL_VECS = 2, PEAK_CHAINS = 12 };
 #define VEC_ISA "avx2"
 
 static inline vec vec_set1(float x) {
@@ -98,26 +98,6 @@ static inline void vec_transpose(vec *r) {
         r[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
         r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
     }
-}
-
-static inline vec vec_dot(vec acc, vec a, vec b) {
-    return vec_fma(a, b, acc);
-}
-static inline vec vec_join(vec low, vec high) {
-    (void)high;
-    return low;
-}
-static inline vec vec_flip(vec words, vec sign) {
-    (void)sign;
-    return words;
-}
-static inline vec vec_interleave(const uint16_t *low, const uint16_t *high) {
-    (void)high;
-    return vec_load_bf16(low);
-}
-static inline void vec_store_half(float *p, vec a) {
-    (void)p;
-    (void)a;
 }
 
 #endif

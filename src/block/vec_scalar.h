@@ -8,7 +8,7 @@
 #include "base/half.h"
 
 typedef float vec;
-enum { PAIR = 1, W = 1, NV = 8, MR = 4, ROW_TILE = 4, COL_VECS = 8, PEAK_CHAINS = 16 };
+enum { W = 1, NV = 8, MR = 4, ROW_TILE = 4, COL_VECS = 8, PEAK_CHAINS = 16 };
 #define VEC_ISA "scalar"
 
 static inline vec vec_set1(float x) {
@@ -82,28 +82,6 @@ static inline void vec_store_halves(float *low, float *high, vec a) {
 }
 static inline void vec_transpose(vec *r) {
     (void)r;
-}
-
-/* acc + the product of two words. */
-static inline vec vec_dot(vec acc, vec a, vec b) {
-    return vec_fma(a, b, acc);
-}
-/* Pairs of bf16: never used where PAIR is 1. */
-static inline vec vec_join(vec low, vec high) {
-    (void)high;
-    return low;
-}
-static inline vec vec_flip(vec words, vec sign) {
-    (void)sign;
-    return words;
-}
-static inline vec vec_interleave(const uint16_t *low, const uint16_t *high) {
-    (void)high;
-    return vec_load_bf16(low);
-}
-static inline void vec_store_half(float *p, vec a) {
-    (void)p;
-    (void)a;
 }
 
 #endif

@@ -84,12 +84,20 @@ bool ra__mask_shrink_queries(const struct ra__mask_view *v, struct ra__mask_tile
     return t->nq == 0 || (full && v->k_position[t->k0 + t->nk - 1] <= v->q_last[t->q0]);
 }
 
+/* Do positions alone decide inside the tile? */
+static bool positional(const struct ra__mask_view *v, const struct ra__mask_tile *t) {
+    if (v->bias || t->nq == 0 || t->nk == 0)
+        return false;
+    return !v->q_segment || one_segment(segment_range(v->q_segment + t->b * v->Tq + t->q0, t->nq),
+                                        segment_range(v->k_segment + t->b * v->Tk + t->k0, t->nk));
+}
+
 int64_t ra__mask_clear_keys(const struct ra__mask_view *v, const struct ra__mask_tile *t) {
-    return v->bias || v->q_segment ? 0 : count_up_to(v->k_position + t->k0, t->nk, v->q_last[t->q0]);
+    return positional(v, t) ? count_up_to(v->k_position + t->k0, t->nk, v->q_last[t->q0]) : 0;
 }
 
 int64_t ra__mask_clear_queries(const struct ra__mask_view *v, const struct ra__mask_tile *t) {
-    if (v->bias || v->q_segment)
+    if (!positional(v, t))
         return 0;
     return t->nq - count_up_to(v->q_last + t->q0, t->nq, v->k_position[t->k0 + t->nk - 1] - 1);
 }

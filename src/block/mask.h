@@ -29,7 +29,7 @@ bool ra__mask_shrink_keys(const struct ra__mask_view *v, struct ra__mask_tile *t
 bool ra__mask_shrink_queries(const struct ra__mask_view *v, struct ra__mask_tile *t);
 
 /* Of a shrunken tile that is not full: how many of its first keys are seen by all of its queries, how many of its last queries see all of
- * its keys, by position. 0 when segments or a bias decide. */
+ * its keys. 0 when more than positions decides inside the tile: a bias, or several segments. */
 int64_t ra__mask_clear_keys(const struct ra__mask_view *v, const struct ra__mask_tile *t);
 int64_t ra__mask_clear_queries(const struct ra__mask_view *v, const struct ra__mask_tile *t);
 

@@ -42,10 +42,11 @@ void ra__choose_tiles(struct ra__ring *ring, const ra_problem *p) {
         a->q_tile -= lanes;
 
     const int64_t step = least_common_multiple(rows, a->k->row_tile);
-    const int64_t key_bytes = (2 * d + dv + a->D + a->Dv) * word, query_bytes = (2 * d + 2 * dv + a->D) * word;
-    const int64_t k_best_b = fitting(lanes, 96, 0, key_bytes, L2 * 3 / 4);
-    const int64_t q_best_b = fitting(step, a->D > 64 || a->Dv > 64 ? 192 : 96, k_best_b * key_bytes, query_bytes, L2);
-    const int64_t q_tile_b = p->q_chunk ? p->q_chunk : q_best_b < 48 ? 48 : q_best_b;
+    const int64_t key_bytes = (2 * d + dv + a->D + a->Dv) * word;
+    /* Every key tile streams all packed queries, of all heads of its group, from beyond L2: the longer it is, the less often. */
+    const int64_t most_keys = a->H > a->G ? 288 : 192;
+    const int64_t k_best_b = fitting(lanes, most_keys, 0, key_bytes, L2);
+    const int64_t q_tile_b = p->q_chunk ? p->q_chunk : 96;
     const int64_t k_tile_b = at_most(p->k_chunk ? p->k_chunk : k_best_b, RA__MAX_KEY_PANELS * lanes);
     a->q_tile_b = ra__round_up(at_most(q_tile_b, Tq), step);
     a->k_tile_b = ra__round_up(at_most(k_tile_b, Tkv), lanes);

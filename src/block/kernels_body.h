@@ -18,7 +18,7 @@
 #endif
 
 /* 2^x: x = n + f with n the nearest integer, |f| <= 1/2, 2^f by a degree-5 polynomial with constant term 1 whose coefficients were
- * fitted with all roundings: over every float at most 1.98 ulp with fused multiply-adds, 2.22 without; times 2^n. Exactly 0 below -126.5,
+ * fitted with all roundings: over every float at most 1.99 ulp with fused multiply-adds, 2.25 without; times 2^n. Exactly 0 below -126.5,
  * +inf from 127.5 on (the true value overflows at 128); NaN stays NaN. */
 static inline vec exp2_vec(vec x) {
     const vec magic = vec_set1(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */

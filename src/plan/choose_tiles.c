@@ -1,9 +1,8 @@
 /* Tile sizes, by the caches of a core. The kernels stream over packed operands, so what must stay near is small:
  *   L1  one panel of queries and the probabilities of one key tile:  lanes * (D + k_tile) words
  *   L2  forward: a key tile and the query tile with its output:  (k_tile + q_tile) * (D + Dv) words
- *       backward: five packed key tiles (k twice, v, dk, dv) and a query tile packed twice with its output's gradient
- * Within these bounds figures are flat to 2 % (docs/kernels.md), so a tile never grows past 192. The user's chunk sizes replace all this.
- */
+ *       backward: five packed key tiles (k twice, v, dk, dv), past which tiles of 96 queries stream
+ * The user's chunk sizes replace all this. */
 #include "base/cpu.h"
 #include "block/tiles.h"
 #include "plan/plan.h"

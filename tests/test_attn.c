@@ -283,6 +283,7 @@ static void run(struct job *j) {
     const double scale = isnan(p->scale) ? 1 / sqrt((double)p->D) : p->scale;
     const struct ra__kernels *kernels = p->dtype == RA_BF16 ? ra__kernels_bf16() : ra__kernels();
     struct ra__attn a = {.k = kernels,
+                         .k_decode = ra__kernels(),
                          .B = p->B,
                          .H = p->H,
                          .G = p->G,

@@ -250,7 +250,7 @@ RA_API void ra_plan_destroy(ra_plan *plan); /* NULL is allowed */
 
 typedef struct ra_plan_info {
     int ranks, rank, threads;
-    const char *isa;        /* instruction set of the kernels: "scalar", "avx2", "avx512" */
+    const char *isa;        /* instruction set of the kernels: a name that RA_ISA takes */
     int64_t Tq, Tkv;        /* tokens on this rank */
     int64_t q_tile, k_tile; /* forward tile, rows */
     int64_t q_tile_backward, k_tile_backward;

@@ -299,60 +299,35 @@ static void nan_scores_stay_in_their_lane(void) {
         }
 }
 
-/* Queries in rows, keys in lanes: of any kernel set, pairs or not. */
-static void check_softmax_rows(int64_t n, bool masked, float scale, double offset) {
-    const int lanes = K->lanes;
-    float *s = take_packed(n * lanes), *mask = take_packed(n * lanes), *kept = take_packed(n * lanes), *m = take_floats(n),
-          *l = take_floats(n), *alpha = take_floats(n);
+/* One row per query, as many keys as there are; row 1 sees nothing. */
+static void check_softmax_rows(int64_t n, int64_t keys, double offset) {
+    const int64_t lds = (keys + 15) / 16 * 16;
+    float *s = take_packed(n * lds), *kept = take_packed(n * lds), *m = take_floats(n), *l = take_floats(n);
+    for (int64_t i = 0; i < n * lds; i++) /* what is beyond the keys has no meaning */
+        kept[i] = s[i] = i % lds >= keys ? NAN : uniform() < 0.3 || i / lds == 1 ? -INFINITY : (float)(offset + 4 * normal());
+    K->softmax_rows(s, lds, n, keys, m, l);
     for (int64_t i = 0; i < n; i++) {
-        m[i] = -INFINITY;
-        l[i] = 0;
-    }
-    for (int block = 0; block < 3; block++) {
-        float before[64];
-        memcpy(before, m, (size_t)n * sizeof *m);
-        double sums[64] = {0};
-        for (int64_t i = 0; i < n * lanes; i++) {
-            const bool hidden = masked && (uniform() < 0.3 || i / lanes == 1); /* row 1 sees nothing */
-            mask[i] = hidden ? -INFINITY : (float)normal();
-            kept[i] = s[i] = hidden ? (i % 2 ? NAN : 1e30f) : (float)(offset + 4 * normal());
+        double max = -INFINITY, sum = 0;
+        for (int64_t key = 0; key < keys; key++)
+            max = fmax(max, kept[i * lds + key]);
+        CHECK_MSG(m[i] == max, "m %g, expected %g", m[i], max);
+        for (int64_t key = 0; key < keys; key++) {
+            const double x = kept[i * lds + key], p = x == -INFINITY ? 0 : exp2(x - max), got = s[i * lds + key];
+            sum += p;
+            CHECK_MSG(p == 0 ? got == 0 : fabs(got - p) <= p * 2e-7 * (2 + fabs(x) + fabs(max)) + 1e-37, "p %.9g, expected %.9g", got, p);
         }
-        for (int64_t i = 0; i < n; i++)
-            sums[i] = l[i];
-        const bool rescale = K->softmax_rows(s, n, masked ? mask : NULL, scale, m, l, alpha);
-        for (int64_t i = 0; i < n; i++) {
-            double max = before[i], tolerance = K->pair == 1 ? 0 : 0x1p-8;
-            for (int lane = 0; lane < lanes; lane++)
-                if (!masked || mask[i * lanes + lane] != -INFINITY)
-                    max = fmax(max, (double)kept[i * lanes + lane] * scale + (masked ? mask[i * lanes + lane] : 0));
-            CHECK_MSG(max == -INFINITY ? m[i] == max : fabs(m[i] - max) <= 2e-7 * fabs(max) + 1e-7, "m %g, expected %g", m[i], max);
-            const double reference = max == -INFINITY ? 0 : m[i], a = exp2((double)(before[i] - (float)reference));
-            sums[i] *= a;
-            for (int lane = 0; lane < lanes; lane++) {
-                const int64_t at = i * lanes + lane;
-                const bool hidden = masked && mask[at] == -INFINITY;
-                const double x = hidden ? 0 : (double)kept[at] * scale + (masked ? mask[at] : 0), p = hidden ? 0 : exp2(x - reference);
-                const float word = s[i * lanes + lane / K->pair];
-                const double got = K->pair == 1 ? word : ra__from_bf16((uint16_t)(ra__bits(word) >> (lane % 2 ? 16 : 0)));
-                sums[i] += p;
-                CHECK(!hidden || got == 0);
-                CHECK_MSG(fabs(got - p) <= p * (tolerance + 2e-7 * (2 + fabs(x) + fabs(reference))) + 1e-37, "p %.9g, expected %.9g", got,
-                          p);
-            }
-            CHECK_MSG(fabs(l[i] - sums[i]) <= (2e-5 + 2e-7 * fabs(offset)) * sums[i], "l %.9g, expected %.9g", l[i], sums[i]);
-            CHECK_MSG(fabs(alpha[i] - a) <= 2.5e-7 * a + 1e-37, "alpha %.9g, expected %.9g", alpha[i], a);
-            CHECK(rescale || alpha[i] == 1 || max == -INFINITY);
-        }
+        CHECK_MSG(fabs(l[i] - sum) <= (2e-5 + 2e-7 * fabs(offset)) * sum, "l %.9g, expected %.9g", l[i], sum);
     }
     clean_up("softmax_rows");
 }
 
 static void softmax_rows(void) {
-    for (int64_t n = 1; n <= 16; n++)
-        for (int variant = 0; variant < 8; variant++) {
-            at_end = variant & 1;
-            check_softmax_rows(n, variant & 2, K->pair == 1 ? 1 : 0.18f, variant & 4 ? -200 : 0);
-        }
+    for (int64_t n = 1; n <= 16; n += 3)
+        for (int64_t keys = 1; keys <= 130; keys += 1 + keys / 8)
+            for (int variant = 0; variant < 4; variant++) {
+                at_end = variant & 1;
+                check_softmax_rows(n, keys, variant & 2 ? -200 : 0);
+            }
 }
 
 static void check_softmax_backward(int64_t n, bool masked) {
@@ -510,40 +485,85 @@ static void rows_of_all_types(void) {
                 }
 }
 
-static void check_add_rows(ra_dtype t, int64_t n, int64_t keys, int64_t k, int64_t extra) {
-    const int64_t lanes = K->lanes, stride = k + extra, ldo = k + extra, size = (int64_t)ra_dtype_size(t);
-    const int64_t stored_n = (keys - 1) * stride + k, out_n = (n - 1) * ldo + k;
-    char *stored = take(stored_n * size, (size_t)size);
-    for (int64_t i = 0; i < stored_n; i++)
-        put_value(stored, t, i, normal());
-    const float *p = random_packed(n * lanes);
-    float *out = random_floats(out_n), *before = malloc((size_t)out_n * sizeof *before);
-    memcpy(before, out, (size_t)out_n * sizeof *before);
-    K->add_rows(p, n, stored, t, stride, keys, k, out, ldo);
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t d = 0; d < ldo && i * ldo + d < out_n; d++) {
-            double sum = before[i * ldo + d], size_of_terms = fabs(sum);
-            for (int64_t key = 0; d < k && key < keys; key++) {
-                const double term = p[i * lanes + key] * get_value(stored, t, key * stride + d);
+/* Rows of storage, heads inside tokens or tokens inside heads, with gaps or without. */
+static struct ra__rows_of_heads random_rows(ra_dtype t, int64_t tokens, int64_t heads, int64_t k, bool heads_inside, int64_t extra) {
+    const int64_t size = (int64_t)ra_dtype_size(t), row = k + extra, outer = heads_inside ? tokens : heads,
+                  inner = heads_inside ? heads : tokens, stored = (outer * inner - 1) * row + k;
+    char *data = take(stored * size, (size_t)size);
+    for (int64_t i = 0; i < stored; i++)
+        put_value(data, t, i, normal());
+    return (struct ra__rows_of_heads){data, t, heads_inside ? inner * row : row, heads_inside ? row : inner * row, tokens, heads};
+}
+
+static double value_of(const struct ra__rows_of_heads *x, int64_t token, int64_t head, int64_t d) {
+    return get_value(x->data, x->dtype, token * x->token_stride + head * x->head_stride + d);
+}
+
+static void check_dot_rows(int64_t n, const struct ra__rows_of_heads *x, int64_t k) {
+    const int64_t ldq = (k + 15) / 16 * 16, lds = x->tokens + 3, rows = x->heads * n, size = (rows - 1) * lds + x->tokens;
+    float *q = take_packed(rows * ldq), *s = take_floats(size);
+    for (int64_t i = 0; i < rows * ldq; i++)
+        q[i] = i % ldq < k ? (float)normal() : 0;
+    for (int64_t i = 0; i < size; i++)
+        s[i] = 77;
+    K->dot_rows(q, ldq, n, x, k, s, lds);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t token = 0; token < lds && row * lds + token < size; token++) {
+            double sum = token < x->tokens ? 0 : 77, size_of_terms = 1e-3;
+            for (int64_t d = 0; d < k && token < x->tokens; d++) {
+                const double term = q[row * ldq + d] * value_of(x, token, row / n, d);
                 sum += term;
                 size_of_terms += fabs(term);
             }
-            CHECK_MSG(fabs(out[i * ldo + d] - sum) <= 1e-6 * size_of_terms,
-                      "dtype %d, n %lld keys %lld k %lld: [%lld][%lld] %g, expected %g", (int)t, (long long)n, (long long)keys,
-                      (long long)k, (long long)i, (long long)d, out[i * ldo + d], sum);
+            CHECK_MSG(fabs(s[row * lds + token] - sum) <= 1e-6 * size_of_terms,
+                      "dtype %d, n %lld, %lld tokens, %lld heads, k %lld: [%lld][%lld] %g, expected %g", (int)x->dtype, (long long)n,
+                      (long long)x->tokens, (long long)x->heads, (long long)k, (long long)row, (long long)token, s[row * lds + token], sum);
         }
+    clean_up("dot_rows");
+}
+
+static void check_add_rows(int64_t n, const struct ra__rows_of_heads *x, int64_t k, int64_t extra) {
+    const int64_t ldp = x->tokens + 2, ldo = k + extra, o_head = n * ldo + extra, out_n = (x->heads - 1) * o_head + (n - 1) * ldo + k;
+    const float *p = random_floats(x->heads * n * ldp);
+    float *out = random_floats(out_n), *before = malloc((size_t)out_n * sizeof *before),
+          *expected = malloc((size_t)out_n * sizeof *expected);
+    memcpy(before, out, (size_t)out_n * sizeof *before);
+    memcpy(expected, out, (size_t)out_n * sizeof *expected);
+    K->add_rows(p, ldp, n, x, k, out, ldo, o_head);
+    for (int64_t head = 0; head < x->heads; head++)
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t d = 0; d < k; d++) {
+                const int64_t at = head * o_head + i * ldo + d;
+                double sum = before[at], size_of_terms = fabs(sum);
+                for (int64_t token = 0; token < x->tokens; token++) {
+                    const double term = p[(head * n + i) * ldp + token] * value_of(x, token, head, d);
+                    sum += term;
+                    size_of_terms += fabs(term);
+                }
+                CHECK_MSG(fabs(out[at] - sum) <= 1e-6 * size_of_terms,
+                          "dtype %d, n %lld, %lld tokens, %lld heads, k %lld: [%lld][%lld][%lld] %g, expected %g", (int)x->dtype,
+                          (long long)n, (long long)x->tokens, (long long)x->heads, (long long)k, (long long)head, (long long)i,
+                          (long long)d, out[at], sum);
+                expected[at] = out[at];
+            }
+    CHECK(memcmp(out, expected, (size_t)out_n * sizeof *out) == 0); /* gaps are left alone */
     free(before);
+    free(expected);
     clean_up("add_rows");
 }
 
-static void add_rows(void) {
-    static const int64_t widths[] = {1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 64, 70};
+static void rows_of_heads(void) {
+    static const int64_t widths[] = {1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 64, 70, 130};
     for (int t = 0; t < 3; t++)
-        for (int64_t n = 1; n <= 17; n += n < 3 || n > 7 ? 1 : 4)
+        for (int64_t n = 1; n <= 17; n += n < 5 || n > 7 ? 1 : 3)
             for (size_t w = 0; w < sizeof widths / sizeof *widths; w += small() ? 3 : 1)
-                for (int variant = 0; variant < 4; variant++) {
+                for (int variant = 0; variant < 8; variant++) {
+                    const int64_t tokens = variant & 2 ? 21 : 1 + n % 6, heads = variant & 4 ? 3 : 1, extra = variant & 2 ? 5 : 0;
                     at_end = variant & 1;
-                    check_add_rows((ra_dtype)t, n, variant & 2 ? K->lanes : 1 + n % K->lanes, widths[w], variant & 2 ? 5 : 0);
+                    const struct ra__rows_of_heads x = random_rows((ra_dtype)t, tokens, heads, widths[w], n & 1, extra);
+                    check_dot_rows(n, &x, widths[w]);
+                    const struct ra__rows_of_heads y = random_rows((ra_dtype)t, tokens, heads, widths[w], n & 1, extra);
+                    check_add_rows(n, &y, widths[w], extra);
                 }
 }
 
@@ -740,7 +760,7 @@ static void on_fp32(void) {
     unpacking();
     scale_lanes();
     rows_of_all_types();
-    add_rows();
+    rows_of_heads();
     every_half_is_loaded();
     every_rounding();
     all_finite();

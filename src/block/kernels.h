@@ -22,6 +22,14 @@
 
 #include "ringattention.h"
 
+/* Keys or values of some heads as they are stored: unit stride inside a row, the others in elements. */
+struct ra__rows_of_heads {
+    const void *data;
+    ra_dtype dtype;
+    int64_t token_stride, head_stride;
+    int64_t tokens, heads;
+};
+
 struct ra__kernels {
     const char *isa;
     int pair;               /* values per word */
@@ -54,14 +62,19 @@ struct ra__kernels {
     void (*softmax_backward)(float *s, float *dp, float *ds_cols, int64_t n, const float *mask, int64_t masked, float scale,
                              const float *lse, const float *delta);
 
-    /* One block of online softmax with rows for queries and lanes for keys: per row as softmax per lane; S [n][lanes] -> P in place, each
-     * row lanes/pair words. m, l, alpha [n]. */
-    bool (*softmax_rows)(float *s, int64_t n, const float *mask, float scale, float *m, float *l, float *alpha);
+    /* ---- short queries: fp32 products straight from storage, in the order in which it lies ---- */
 
-    /* o [n][k] += P [n][lanes] (fp32) times `keys` <= lanes rows of storage (unit stride inside a row, row_stride elements apart), k values
-     * each, straight from memory; o rows ldo apart. Keys ascending. */
-    void (*add_rows)(const float *p, int64_t n, const void *rows, ra_dtype dtype, int64_t row_stride, int64_t keys, int64_t k, float *o,
-                     int64_t ldo);
+    /* S = Q times the keys, per head: s [heads][n][keys], rows lds apart, heads n * lds; q [heads][n][k], rows ldq floats apart, heads
+     * n * ldq, aligned, zero from k to a multiple of 16. Each element sums W chains, W being the set's vector width, added as a tree. */
+    void (*dot_rows)(const float *q, int64_t ldq, int64_t n, const struct ra__rows_of_heads *keys, int64_t k, float *s, int64_t lds);
+
+    /* Per row of S [n][keys]: m = max s, s = 2^(s - m), l = sum s; of nothing visible m = -inf, l = 0, s = 0. Rows lds apart, aligned, with
+     * room up to a multiple of 16, where no values are kept. */
+    void (*softmax_rows)(float *s, int64_t lds, int64_t n, int64_t keys, float *m, float *l);
+
+    /* o[head] [n][k] += P [n][keys] times the values, per head, keys ascending; p as s above; o rows ldo apart, heads o_head. */
+    void (*add_rows)(const float *p, int64_t ldp, int64_t n, const struct ra__rows_of_heads *values, int64_t k, float *o, int64_t ldo,
+                     int64_t o_head);
 
     /* Packing from n rows of k values, ld words apart: fp32 multiplied by scale, or bf16 pairs multiplied by the sign of scale.
      * pack_lanes: n <= lanes, missing lanes are zero. pack_cols: rows from n to n_all are zero. pack_transposed: a left panel of rows that

@@ -136,97 +136,228 @@ static inline float sum_of(vec a) {
     return lane[0];
 }
 
-static bool softmax_rows(float *s, int64_t n, const float *mask, float scale, float *m, float *l, float *alpha) {
-    if (mask) {
-        apply_mask(s, mask, scale, n);
-        scale = 1;
-    }
-    bool rescale = false;
-    for (int64_t row = 0; row < n; row++, s += NR) {
-        vec max = vec_set1(-INFINITY), sum = vec_set1(0);
-        UNROLL for (int j = 0; j < NV; j++) max = vec_max(vec_load(s + j * W), max);
-        float highest = largest(max, -INFINITY);
-        if (PAIR == 2)
-            highest *= scale;
-        highest = highest > m[row] ? highest : m[row];
-        const float reference = highest == -INFINITY ? 0 : highest;
-        rescale |= highest != m[row];
-        float decay[W];
-        vec_storeu(decay, exp2_vec(vec_set1(m[row] - reference)));
-        UNROLL for (int j = 0; j < NV; j++) {
-            vec p = exp2_vec(shifted(vec_load(s + j * W), vec_set1(scale), vec_set1(reference)));
-            sum = vec_add(sum, p);
-            if (PAIR == 2)
-                vec_store_half(s + j * W / 2, p);
-            else
-                vec_store(s + j * W, p);
-        }
-        alpha[row] = decay[0];
-        l[row] = l[row] * decay[0] + sum_of(sum);
-        m[row] = highest;
-    }
-    return rescale;
-}
-
-static inline vec load_stored(const void *x, ra_dtype dtype, int64_t at) {
+static inline __attribute__((always_inline)) vec load_stored(const void *x, ra_dtype dtype, int64_t at) {
     if (dtype == RA_F32)
         return vec_loadu((const float *)x + at);
     return dtype == RA_BF16 ? vec_load_bf16((const uint16_t *)x + at) : vec_load_f16((const uint16_t *)x + at);
 }
 
-/* A register tile of ADD_ROWS rows and VECS vectors; dtype and vecs are constants where it is inlined. */
-static inline __attribute__((always_inline)) void add_rows_tile(const float *p, int n, const void *rows, ra_dtype dtype, int64_t row_stride,
-                                                                int64_t keys, int64_t d, const int vecs, float *o, int64_t ldo) {
-    enum { ADD_ROWS = 2 * MR > 8 ? 8 : MR };
-    for (int first = 0; first < n; first += ADD_ROWS) {
-        vec acc[ADD_ROWS][2];
-        const int count = n - first < ADD_ROWS ? n - first : ADD_ROWS;
-        UNROLL for (int i = 0; i < ADD_ROWS; i++) acc[i][0] = acc[i][1] = vec_set1(0);
-        for (int64_t key = 0; key < keys; key++) {
-            vec value[2];
-            UNROLL for (int j = 0; j < vecs; j++) value[j] = load_stored(rows, dtype, key * row_stride + d + j * W);
-            UNROLL for (int i = 0; i < ADD_ROWS; i++) { /* rows beyond count repeat the last one; they are not stored */
-                const vec weight = vec_set1(p[(first + (i < count ? i : count - 1)) * NR + key]);
-                UNROLL for (int j = 0; j < vecs; j++) acc[i][j] = vec_fma(weight, value[j], acc[i][j]);
+static inline float load_stored_value(const void *x, ra_dtype dtype, int64_t at) {
+    if (dtype == RA_F32)
+        return ((const float *)x)[at];
+    return dtype == RA_BF16 ? ra__from_bf16(((const uint16_t *)x)[at]) : ra__from_f16(((const uint16_t *)x)[at]);
+}
+
+/* The first n < W values of a vector, the others 0. */
+static inline vec load_stored_part(const void *x, ra_dtype dtype, int64_t at, int64_t n) {
+    float lane[W] = {0};
+    for (int64_t i = 0; i < n; i++)
+        lane[i] = load_stored_value(x, dtype, at + i);
+    return vec_loadu(lane);
+}
+
+/* Asks for the cache lines of `vectors` stored vectors. */
+static inline __attribute__((always_inline)) void ask(const void *x, ra_dtype dtype, int64_t at, const int vectors) {
+    const int64_t element = dtype == RA_F32 ? 4 : 2;
+    const int lines = vectors * W * (int)element / 64;
+    UNROLL for (int i = 0; i < lines; i++) __builtin_prefetch((const char *)x + at * element + 64 * i);
+}
+
+/* How far from what is at work memory is asked for, in elements, on the way on which it is read: some 8 KiB of it lie between. Nearer
+ * comes too late, farther is driven out of the first level of cache again. */
+static int64_t distance_ahead(const struct ra__rows_of_heads *x, int64_t k, int64_t tokens_at_a_time) {
+    const int64_t token = x->heads * k * (x->dtype == RA_F32 ? 4 : 2), ahead = (8192 + token - 1) / token;
+    return (ahead > tokens_at_a_time ? ahead : tokens_at_a_time) * x->token_stride;
+}
+
+/* Sums of products of `height` rows of q and the rows of storage at at[0], at[1], ..., W partial sums each: sum [height][rows]. */
+static inline __attribute__((always_inline)) void dot_some(const float *q, int64_t ldq, const int height, const void *rows, ra_dtype dtype,
+                                                           const int64_t *at, const int64_t *ahead, const int count, int64_t k, vec *sum) {
+    int64_t d = 0;
+    UNROLL for (int i = 0; i < height * count; i++) sum[i] = vec_set1(0);
+    for (; d + 2 * W <= k; d += 2 * W) {
+        UNROLL for (int j = 0; j < count; j++) ask(rows, dtype, ahead[j] + d, 2);
+        UNROLL for (int half = 0; half < 2; half++) {
+            vec row[W];
+            UNROLL for (int j = 0; j < count; j++) row[j] = load_stored(rows, dtype, at[j] + d + half * W);
+            UNROLL for (int i = 0; i < height; i++) {
+                const vec left = vec_load(q + i * ldq + d + half * W);
+                UNROLL for (int j = 0; j < count; j++) sum[i * count + j] = vec_fma(left, row[j], sum[i * count + j]);
             }
         }
-        for (int i = 0; i < count; i++)
-            UNROLL for (int j = 0; j < vecs; j++) {
-                float *to = o + (first + i) * ldo + d + j * W;
-                vec_storeu(to, vec_add(vec_loadu(to), acc[i][j]));
-            }
+    }
+    for (; d < k; d += W)
+        UNROLL for (int j = 0; j < count; j++) {
+            const vec row = d + W <= k ? load_stored(rows, dtype, at[j] + d) : load_stored_part(rows, dtype, at[j] + d, k - d);
+            UNROLL for (int i = 0; i < height; i++) sum[i * count + j] = vec_fma(vec_load(q + i * ldq + d), row, sum[i * count + j]);
+        }
+}
+
+/* One or two queries of each head: memory is the limit, so rows are read as they lie, all heads of one token after the other. W / height
+ * of them make as many sums as a vector has lanes. */
+static inline __attribute__((always_inline)) void dot_few(const float *q, int64_t ldq, const int n, const struct ra__rows_of_heads *x,
+                                                          ra_dtype dtype, int64_t k, float *s, int64_t lds) {
+    const int count = W / n;
+    const int64_t ahead = distance_ahead(x, k, 1), all = x->tokens * x->heads;
+    int64_t token[W], head[W];
+    for (int64_t row = 0; row < all; row += count) {
+        vec part[W], arranged[W];
+        const int64_t present = all - row < count ? all - row : count;
+        for (int64_t j = 0, t = row / x->heads, h = row % x->heads; j < count; j++) {
+            token[j] = t;
+            head[j] = h;
+            if (j + 1 < present && ++h == x->heads)
+                h = 0, t++;
+        }
+        UNROLL for (int j = 0; j < count; j++) {
+            const int64_t at = token[j] * x->token_stride + head[j] * x->head_stride, next = at + ahead;
+            dot_some(q + head[j] * n * ldq, ldq, n, x->data, dtype, &at, &next, 1, k, part + j * n);
+        }
+        UNROLL for (int i = 0; i < n; i++) UNROLL for (int j = 0; j < count; j++) arranged[i * count + j] = part[j * n + i];
+        float sum[W];
+        vec_storeu(sum, vec_sums(arranged));
+        for (int64_t j = 0; j < present; j++)
+            UNROLL for (int i = 0; i < n; i++) s[(head[j] * n + i) * lds + token[j]] = sum[i * count + j];
     }
 }
 
-static inline __attribute__((always_inline)) void add_rows_of(const float *p, int64_t n, const void *rows, ra_dtype dtype,
-                                                              int64_t row_stride, int64_t keys, int64_t k, float *o, int64_t ldo) {
-    int64_t d = 0;
-    for (; d + 2 * W <= k; d += 2 * W)
-        add_rows_tile(p, (int)n, rows, dtype, row_stride, keys, d, 2, o, ldo);
-    for (; d + W <= k; d += W)
-        add_rows_tile(p, (int)n, rows, dtype, row_stride, keys, d, 1, o, ldo);
-    for (; d < k; d++)
-        for (int64_t i = 0; i < n; i++) {
-            float sum = 0;
-            for (int64_t key = 0; key < keys; key++) {
-                const int64_t at = key * row_stride + d;
-                const float value = dtype == RA_F32    ? ((const float *)rows)[at]
-                                    : dtype == RA_BF16 ? ra__from_bf16(((const uint16_t *)rows)[at])
-                                                       : ra__from_f16(((const uint16_t *)rows)[at]);
-                sum += p[i * NR + key] * value;
+/* More queries: multiplying is the limit, so some tokens of one head share the loads of q. */
+static inline __attribute__((always_inline)) void dot_many(const float *q, int64_t ldq, int64_t n, const struct ra__rows_of_heads *x,
+                                                           ra_dtype dtype, int64_t k, float *s, int64_t lds) {
+    enum { HEIGHT = W >= 8 ? 4 : 1, COUNT = W / HEIGHT };
+    const int64_t ahead = distance_ahead(x, k, COUNT);
+    for (int64_t t = 0; t < x->tokens; t += COUNT)
+        for (int64_t head = 0; head < x->heads; head++) {
+            const int64_t present = x->tokens - t < COUNT ? x->tokens - t : COUNT;
+            int64_t at[COUNT];
+            for (int j = 0; j < COUNT; j++)
+                at[j] = (t + (j < present ? j : present - 1)) * x->token_stride + head * x->head_stride;
+            for (int64_t first = 0; first < n; first += HEIGHT) { /* the last rows may be done twice; they come out the same */
+                const int64_t from = head * n + (n - first < HEIGHT ? n - HEIGHT : first);
+                int64_t next[COUNT]; /* every pass over the rows asks for its share of the next ones, else for what is here */
+                vec acc[W];
+                float sum[W];
+                for (int j = 0; j < COUNT; j++)
+                    next[j] = at[j] + (j * HEIGHT % n / HEIGHT == first / HEIGHT ? ahead : 0);
+                dot_some(q + from * ldq, ldq, HEIGHT, x->data, dtype, at, next, COUNT, k, acc);
+                vec_storeu(sum, vec_sums(acc));
+                UNROLL for (int i = 0; i < HEIGHT; i++) for (int j = 0; j < present; j++) s[(from + i) * lds + t + j] = sum[i * COUNT + j];
             }
-            o[i * ldo + d] += sum;
         }
 }
 
-static void add_rows(const float *p, int64_t n, const void *rows, ra_dtype dtype, int64_t row_stride, int64_t keys, int64_t k, float *o,
-                     int64_t ldo) {
-    if (dtype == RA_F32)
-        add_rows_of(p, n, rows, RA_F32, row_stride, keys, k, o, ldo);
-    else if (dtype == RA_BF16)
-        add_rows_of(p, n, rows, RA_BF16, row_stride, keys, k, o, ldo);
+static inline __attribute__((always_inline)) void dot_rows_of(const float *q, int64_t ldq, int64_t n, const struct ra__rows_of_heads *x,
+                                                              ra_dtype dtype, int64_t k, float *s, int64_t lds) {
+    if (n == 1)
+        dot_few(q, ldq, 1, x, dtype, k, s, lds);
+    else if (n == 2 && W > 1)
+        dot_few(q, ldq, 2, x, dtype, k, s, lds);
+    else if (n < 4 && W > 1)
+        for (int64_t i = 0; i < n; i++) { /* rows of all heads are n apart */
+            for (int64_t head = 0; head < x->heads; head++) {
+                struct ra__rows_of_heads one = *x;
+                one.data = (const char *)x->data + head * x->head_stride * (dtype == RA_F32 ? 4 : 2);
+                one.heads = 1;
+                dot_few(q + (head * n + i) * ldq, ldq, 1, &one, dtype, k, s + (head * n + i) * lds, lds);
+            }
+        }
     else
-        add_rows_of(p, n, rows, RA_F16, row_stride, keys, k, o, ldo);
+        dot_many(q, ldq, n, x, dtype, k, s, lds);
+}
+
+static void dot_rows(const float *q, int64_t ldq, int64_t n, const struct ra__rows_of_heads *keys, int64_t k, float *s, int64_t lds) {
+    if (keys->dtype == RA_F32)
+        dot_rows_of(q, ldq, n, keys, RA_F32, k, s, lds);
+    else if (keys->dtype == RA_BF16)
+        dot_rows_of(q, ldq, n, keys, RA_BF16, k, s, lds);
+    else
+        dot_rows_of(q, ldq, n, keys, RA_F16, k, s, lds);
+}
+
+static void softmax_rows(float *s, int64_t lds, int64_t n, int64_t keys, float *m, float *l) {
+    for (int64_t row = 0; row < n; row++, s += lds) {
+        const int64_t padded = (keys + W - 1) / W * W;
+        for (int64_t j = keys; j < padded; j++)
+            s[j] = -INFINITY;
+        vec max = vec_set1(-INFINITY), sum = vec_set1(0);
+        for (int64_t j = 0; j < padded; j += W) /* the old maximum second: it survives a NaN */
+            max = vec_max(vec_load(s + j), max);
+        m[row] = largest(max, -INFINITY);
+        const vec reference = vec_set1(m[row] == -INFINITY ? 0 : m[row]);
+        for (int64_t j = 0; j < padded; j += W) {
+            const vec p = exp2_vec(vec_sub(vec_load(s + j), reference));
+            vec_store(s + j, p);
+            sum = vec_add(sum, p);
+        }
+        l[row] = sum_of(sum);
+    }
+}
+
+/* o [height][vecs vectors] += p times a slice of some rows of one head. */
+static inline __attribute__((always_inline)) void add_tile(const float *p, int64_t ldp, const int height, const void *rows, ra_dtype dtype,
+                                                           int64_t at, int64_t row_stride, int64_t keys, int64_t ahead, const int vecs,
+                                                           float *o, int64_t ldo) {
+    vec acc[8][8], value[8];
+    UNROLL for (int i = 0; i < height; i++) UNROLL for (int j = 0; j < vecs; j++) acc[i][j] = vec_loadu(o + i * ldo + j * W);
+    for (int64_t key = 0; key < keys; key++, at += row_stride) {
+        ask(rows, dtype, at + ahead, vecs);
+        UNROLL for (int j = 0; j < vecs; j++) value[j] = load_stored(rows, dtype, at + j * W);
+        UNROLL for (int i = 0; i < height; i++) {
+            const vec weight = vec_set1(p[i * ldp + key]);
+            UNROLL for (int j = 0; j < vecs; j++) acc[i][j] = vec_fma(weight, value[j], acc[i][j]);
+        }
+    }
+    UNROLL for (int i = 0; i < height; i++) UNROLL for (int j = 0; j < vecs; j++) vec_storeu(o + i * ldo + j * W, acc[i][j]);
+}
+
+/* `height` rows of o, all their columns: slices of as many vectors as the registers hold, then of one, then single values. */
+static inline __attribute__((always_inline)) void add_band(const float *p, int64_t ldp, const int height, const void *rows, ra_dtype dtype,
+                                                           int64_t at, int64_t row_stride, int64_t keys, int64_t ahead, int64_t k, float *o,
+                                                           int64_t ldo) {
+    enum { REGISTERS = W == 16 ? 16 : 8 };
+    const int vecs = REGISTERS / height < 8 ? REGISTERS / height : 8;
+    int64_t d = 0;
+    for (; d + vecs * W <= k; d += vecs * W)
+        add_tile(p, ldp, height, rows, dtype, at + d, row_stride, keys, ahead, vecs, o + d, ldo);
+    for (; d + W <= k; d += W)
+        add_tile(p, ldp, height, rows, dtype, at + d, row_stride, keys, ahead, 1, o + d, ldo);
+    for (; d < k; d++)
+        for (int i = 0; i < height; i++)
+            for (int64_t key = 0; key < keys; key++)
+                o[i * ldo + d] += p[i * ldp + key] * load_stored_value(rows, dtype, at + key * row_stride + d);
+}
+
+/* The fewer rows share a value, the fewer tokens at a time: memory is the limit then, and it is fastest when read as it lies. */
+static inline __attribute__((always_inline)) void add_rows_of(const float *p, int64_t ldp, int64_t n, const struct ra__rows_of_heads *x,
+                                                              ra_dtype dtype, int64_t k, float *o, int64_t ldo, int64_t o_head) {
+    enum { TALL = W == 16 ? 8 : 4 };
+    const int64_t step = n < 4 ? n : 8, ahead = distance_ahead(x, k, step);
+    for (int64_t t = 0; t < x->tokens; t += step)
+        for (int64_t head = 0; head < x->heads; head++) {
+            const int64_t keys = x->tokens - t < step ? x->tokens - t : step, at = t * x->token_stride + head * x->head_stride;
+            for (int64_t i = 0; i < n;) {
+                const float *from = p + (head * n + i) * ldp + t;
+                float *to = o + head * o_head + i * ldo;
+                const int height = n - i >= TALL ? TALL : n - i >= 2 ? 2 : 1;
+                if (height == TALL)
+                    add_band(from, ldp, TALL, x->data, dtype, at, x->token_stride, keys, ahead, k, to, ldo);
+                else if (height == 2)
+                    add_band(from, ldp, 2, x->data, dtype, at, x->token_stride, keys, ahead, k, to, ldo);
+                else
+                    add_band(from, ldp, 1, x->data, dtype, at, x->token_stride, keys, ahead, k, to, ldo);
+                i += height;
+            }
+        }
+}
+
+static void add_rows(const float *p, int64_t ldp, int64_t n, const struct ra__rows_of_heads *values, int64_t k, float *o, int64_t ldo,
+                     int64_t o_head) {
+    if (values->dtype == RA_F32)
+        add_rows_of(p, ldp, n, values, RA_F32, k, o, ldo, o_head);
+    else if (values->dtype == RA_BF16)
+        add_rows_of(p, ldp, n, values, RA_BF16, k, o, ldo, o_head);
+    else
+        add_rows_of(p, ldp, n, values, RA_F16, k, o, ldo, o_head);
 }
 
 /* One row of the backward: p and ds, hidden ones exactly 0. */
@@ -453,8 +584,8 @@ static double peak(double seconds) {
 #define RA__KERNEL_TABLE                                                                                                             \
     {                                                                                                                                \
         .isa = VEC_ISA, .pair = PAIR, .k_step = K_STEP, .lanes = NR, .rows = MR, .row_tile = ROW_TILE, .col_tile = NC, .gemm = gemm, \
-        .gemm_rows = gemm_rows, .softmax = softmax, .softmax_backward = softmax_backward, .softmax_rows = softmax_rows,              \
-        .add_rows = add_rows, .pack_lanes = pack_lanes, .pack_rows = pack_rows, .pack_transposed = pack_transposed,                  \
-        .pack_cols = pack_cols, .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes, .load_rows = load_rows,                    \
-        .store_rows = store_rows, .all_finite = all_finite, .exp2 = exp2_array, .peak = peak                                         \
+        .gemm_rows = gemm_rows, .softmax = softmax, .softmax_backward = softmax_backward, .dot_rows = dot_rows,                      \
+        .softmax_rows = softmax_rows, .add_rows = add_rows, .pack_lanes = pack_lanes, .pack_rows = pack_rows,                        \
+        .pack_transposed = pack_transposed, .pack_cols = pack_cols, .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes,        \
+        .load_rows = load_rows, .store_rows = store_rows, .all_finite = all_finite, .exp2 = exp2_array, .peak = peak                 \
     }

@@ -83,5 +83,9 @@ static inline void vec_store_halves(float *low, float *high, vec a) {
 static inline void vec_transpose(vec *r) {
     (void)r;
 }
+/* Lane i: the sum of the lanes of r[i]. */
+static inline vec vec_sums(const vec *r) {
+    return r[0];
+}
 
 #endif

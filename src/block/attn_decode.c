@@ -127,7 +127,9 @@ static int64_t mask_panel(const struct call *c, const struct keys *k, bool *need
     const int64_t group = a->H / a->G, Tq = c->f->q_shard.T, lanes = a->k_decode->lanes;
     const struct ra__mask_tile all = {k->b, 0, Tq, k->t0, k->n};
     struct ra__mask_tile seen = all;
-    const bool full = ra__mask_shrink_keys(&c->view, &seen) && seen.nk == k->n;
+    const struct ra__mask_queries queries = ra__mask_sum_queries(&c->view, k->b, 0, Tq);
+    const struct ra__mask_keys keys = ra__mask_sum_keys(&c->view, k->b, k->t0, k->n);
+    const bool full = ra__mask_shrink_keys(&c->view, &queries, &keys, &seen) && seen.nk == k->n;
     *needed = !full || k->n < lanes;
     if (seen.nk == 0 || !*needed)
         return seen.nk * c->map.n_rows;
@@ -310,7 +312,7 @@ void ra__decode_block(struct ra__forward *f, const struct ra__kv_block *block, b
     const struct ra__attn *a = f->a;
     const struct ra__q_shard *q = &f->q_shard;
     struct ra__layout w = {0, false};
-    struct call c = {f, block, {q->last, block->position, q->segment, block->segment, q->T, block->T, q->bias}, {0}, 0};
+    struct call c = {f, block, ra__view_of(q, block), {0}, 0};
     c.map = layout(a, q->T, f->Tk_max, &w);
     c.chunks = ra__tile_count(&block->stretches, CHUNK);
     const int64_t kv_heads = a->B * a->G, tasks = a->B * c.chunks;

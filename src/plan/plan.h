@@ -2,6 +2,7 @@
 #ifndef RA_PLAN_PLAN_H
 #define RA_PLAN_PLAN_H
 
+#include "plan/spans.h"
 #include "ring/ring.h"
 
 /* Smallest and largest segment id of one rank's queries and keys in one batch element; min > max: no tokens. */
@@ -13,18 +14,40 @@ struct ra_plan {
     ra_comm *comm;
     ra_problem problem; /* without pointers; scale and threads filled in */
     struct ra__ring ring;
-    bool positional;       /* causal or block-causal */
-    int64_t offset, block; /* of the positional mask: last visible key = ra__mask_last_key(i, offset, block) */
+    struct ra__mask_rule rule; /* the mask by position */
     bool has_segments;
     struct ra__segment_range *ranges; /* [P][B], or NULL */
+    struct ra__rank_mask *ranks;      /* [P] */
     struct ra__step *steps;           /* [P], storage of ring.schedule */
+    int64_t *span_first, *edges;      /* storage of ring.q_spans and ring.q_panels */
+    struct ra__span *spans;
+    struct ra__stretch *panels;
 };
 
 /* ra__needs_fn over a plan. */
 bool ra__plan_needs(const void *plan, int r, int b);
 
-/* Pairs that rank r computes by position alone, of one batch element and head. */
+/* The local rows of the block of rank b that rank r needs: sorted ranges, those with short gaps between them as one, and no more than max:
+ * what lies behind is in the last one. Segments hide whole blocks at most. Returns their number. */
+int64_t ra__plan_rows(const ra_plan *plan, int r, int b, struct ra__stretch *ranges, int64_t max);
+
+/* Pairs that rank r computes by position and length alone, of one head, over all batch elements. */
 double ra__plan_pairs(const ra_plan *plan, int r);
+
+/* ---- the mask as a plan keeps it (masks.c) ---- */
+
+/* What the queries of one rank see by position and length. */
+struct ra__rank_mask {
+    struct ra__span_set seen; /* of any batch element */
+    double pairs;
+};
+
+/* The rule of a problem, without the parts that are copied. */
+struct ra__mask_rule ra__mask_rule_of(const ra_problem *p);
+/* Works plan->rule and ring->kv_lens into plan->ranks, ring->q_spans and ring->q_panels, and ring->q_aligned where there is ring->alibi.
+ * Segments are there already. */
+ra_status ra__masks_build(ra_plan *plan);
+void ra__masks_free(ra_plan *plan);
 
 /* Checks of one rank's own arguments (validate.c). */
 ra_status ra__validate_problem(const ra_problem *p, int P, int r);

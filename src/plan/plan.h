@@ -29,6 +29,10 @@ double ra__plan_pairs(const ra_plan *plan, int r);
 /* Checks of one rank's own arguments (validate.c). */
 ra_status ra__validate_problem(const ra_problem *p, int P, int r);
 
+/* Refuses what the engine does not do yet (supports.c): of a valid problem, and of the outputs that a run asks for. */
+ra_status ra__unsupported(const ra_problem *p);
+ra_status ra__unsupported_run(const ra_attention_args *args, bool backward);
+
 /* What a rank may learn from the others: whether there are segments, for ranks without tokens; whether there is a backward, for ranks
  * that follow. */
 struct ra__agreed {

@@ -209,7 +209,7 @@ static void set_references(verification *v, const oracle_result *x) {
 static int run_oracle(verification *v, oracle_result *result, failure *f) {
     tensors_plan_mask(&v->whole);
     ra_attention_args args = tensors_args(&v->whole);
-    oracle_inputs in = {args.q, args.k, args.v, args.bias, args.dout, args.dlse};
+    oracle_inputs in = {args.q, args.k, args.v, args.bias, args.dout, args.dlse, args.sinks, args.temperature};
     if (oracle_attention(&v->whole.problem, &in, result) != RA_OK)
         return fail_memory(f, 0, "the fp64 reference");
     return 0;

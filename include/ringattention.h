@@ -174,6 +174,22 @@ typedef enum ra_layout {
 RA_API int64_t ra_shard_size(ra_layout layout, int64_t S, int P, int r);                /* T; -1 for invalid arguments */
 RA_API int64_t ra_shard_position(ra_layout layout, int64_t S, int P, int r, int64_t t); /* global position of local token t; -1 likewise */
 
+/* The global positions of rank r's tokens: positions[t] for t < T. Errors: ERR_INVALID. */
+RA_API ra_status ra_shard_positions(ra_layout layout, int64_t S, int P, int r, int64_t *positions);
+
+/* The same counted from the beginning of each packed sequence, as rotary position embeddings of packed data want them. cu_seqlens
+ * [sequences+1] as in ra_mask; tokens beyond the last offset count from there. Errors: ERR_INVALID. */
+RA_API ra_status ra_packed_positions(ra_layout layout, int64_t S, int P, int r, const int32_t *cu_seqlens, int64_t sequences,
+                                     int64_t *positions);
+
+/* Labels of next-token prediction: shifted[b][t] is the label of the token that follows local token t in the whole sequence, whichever rank
+ * holds it, and `ignore` for the last token of the sequence. labels, shifted: [B,T], this rank's tokens, not overlapping. With packed
+ * sequences (cu_seqlens [sequences+1] as in ra_mask; NULL, 0: none), `ignore` also for the last token of each and for those beyond the
+ * last offset. Collective: all ranks succeed, or all fail with the reason of the first that did.
+ * Errors: ERR_INVALID, ERR_MISMATCH, ERR_MEMORY, ERR_PEER_LOST, ERR_TIMEOUT, ERR_LINK. */
+RA_API ra_status ra_shift_labels(ra_comm *comm, ra_layout layout, int64_t B, int64_t S, const int32_t *cu_seqlens, int64_t sequences,
+                                 const int64_t *labels, int64_t *shifted, int64_t ignore);
+
 /* Reorders one axis of S tokens between sequence order and rank order (rank 0's tokens, rank 1's, ...).
  * src and dst: [outer][S][inner_bytes], not overlapping. Errors: ERR_INVALID. */
 RA_API ra_status ra_permute(ra_layout layout, int64_t S, int P, const void *src, void *dst, int64_t outer, int64_t inner_bytes);
@@ -196,6 +212,10 @@ RA_API ra_tensor ra_tensor_bshd(const void *data, ra_dtype dtype, int64_t T, int
 RA_API ra_tensor ra_tensor_bhsd(const void *data, ra_dtype dtype, int64_t T, int64_t H, int64_t D); /* [B,H,T,D] without gaps */
 /* A bias [B|1,H|1,Tq|1,Skv] without gaps; axes of length 1 are broadcast. nb, nh, nt: their lengths as stored. */
 RA_API ra_tensor ra_tensor_bias(const void *data, ra_dtype dtype, int64_t nb, int64_t nh, int64_t nt, int64_t Skv);
+
+/* The customary ALiBi slopes of H heads: 2^(-8/H), 2^(-16/H), ... when H is a power of two, otherwise those of the power of two below,
+ * followed by every other one of the power of two above. slopes: [H]. Errors: ERR_INVALID. */
+RA_API ra_status ra_alibi_slopes(int64_t H, float *slopes);
 
 /* ---- mask ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -266,7 +286,7 @@ typedef struct ra_problem {
     int threads;     /* OpenMP threads of this rank; 0: OpenMP's default. Never changes the result's bits */
     double softcap;  /* C: logits are C tanh(scale * q.k / C), before anything is added to them; 0: none */
     /* ALiBi (arXiv 2108.12409): adds -slope |i + offset - j| with the mask's offset and its positions, those of packed sequences too.
-     * [H], finite, the same on all ranks, copied by the plan; NULL: none. */
+     * [H], finite, the same on all ranks, copied by the plan; NULL: none. ra_alibi_slopes has the customary ones. */
     const float *alibi_slopes;
     int has_sinks;       /* sinks will be given at each run */
     int has_temperature; /* a temperature will be given at each run */

@@ -44,8 +44,7 @@ struct card {
     uint64_t array[ARRAYS];
 };
 
-/* FNV-1a of n elements. */
-static uint64_t hash(const void *data, int64_t n, size_t bytes) {
+uint64_t ra__hash(const void *data, int64_t n, size_t bytes) {
     uint64_t h = 14695981039346656037u;
     for (size_t i = 0; data && i < (size_t)n * bytes; i++)
         h = (h ^ ((const unsigned char *)data)[i]) * 1099511628211u;
@@ -91,11 +90,11 @@ static void write_card(struct card *c, const ra_problem *p, ra_status own, bool 
     c->real[0] = isnan(p->scale) ? 1 / sqrt((double)p->D) : p->scale;
     c->real[1] = p->softcap;
     c->real[2] = p->dropout;
-    c->array[0] = hash(m->kv_lens, p->B, sizeof *m->kv_lens);
-    c->array[1] = hash(m->cu_seqlens_q, m->sequences + 1, sizeof *m->cu_seqlens_q);
-    c->array[2] = hash(m->cu_seqlens_kv, m->sequences + 1, sizeof *m->cu_seqlens_kv);
-    c->array[3] = hash(m->slices, 5 * m->slice_count, sizeof *m->slices);
-    c->array[4] = hash(p->alibi_slopes, p->H, sizeof *p->alibi_slopes);
+    c->array[0] = ra__hash(m->kv_lens, p->B, sizeof *m->kv_lens);
+    c->array[1] = ra__hash(m->cu_seqlens_q, m->sequences + 1, sizeof *m->cu_seqlens_q);
+    c->array[2] = ra__hash(m->cu_seqlens_kv, m->sequences + 1, sizeof *m->cu_seqlens_kv);
+    c->array[3] = ra__hash(m->slices, 5 * m->slice_count, sizeof *m->slices);
+    c->array[4] = ra__hash(p->alibi_slopes, p->H, sizeof *p->alibi_slopes);
 }
 
 static ra_status compare_arrays(const struct card *cards, int P) {

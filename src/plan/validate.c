@@ -44,8 +44,7 @@ static ra_status check_sizes(const ra_problem *p) {
     return RA_OK;
 }
 
-/* Offsets of packed sequences in S tokens. */
-static ra_status check_offsets(const char *name, const int32_t *offsets, int64_t sequences, const char *what, int64_t S) {
+ra_status ra__validate_offsets(const char *name, const int32_t *offsets, int64_t sequences, const char *what, int64_t S) {
     if (offsets[0] != 0)
         return ra__fail(RA_ERR_INVALID, "%s[0] is %d: must be 0", name, (int)offsets[0]);
     for (int64_t i = 1; i <= sequences; i++)
@@ -66,8 +65,8 @@ static ra_status check_packed(const ra_problem *p) {
         return ra__fail(RA_ERR_INVALID, "cu_seqlens_%s is missing: give both or neither", m->cu_seqlens_q ? "kv" : "q");
     if (m->sequences == 0)
         return ra__fail(RA_ERR_INVALID, "sequences is 0, but cu_seqlens_q and cu_seqlens_kv are given");
-    RA__TRY(check_offsets("cu_seqlens_q", m->cu_seqlens_q, m->sequences, "Sq", p->Sq));
-    return check_offsets("cu_seqlens_kv", m->cu_seqlens_kv, m->sequences, "Skv", p->Skv);
+    RA__TRY(ra__validate_offsets("cu_seqlens_q", m->cu_seqlens_q, m->sequences, "Sq", p->Sq));
+    return ra__validate_offsets("cu_seqlens_kv", m->cu_seqlens_kv, m->sequences, "Skv", p->Skv);
 }
 
 static ra_status check_slices(const ra_problem *p) {

@@ -353,7 +353,7 @@ typedef struct ra_stats {
 
 /* The tensors of one run on this rank. Shapes by this rank's T:
  *   q [B,Tq,H,D]  k [B,Tkv,G,D]  v [B,Tkv,G,Dv]   of the plan's dtype
- *   bias [B|1,Tq|1,H|1,Skv]: this rank's query rows (local order), all keys in global order; any dtype; stride order b, t, h, key
+ *   bias [B|1,Tq|1,H|1,Skv|1]: this rank's query rows (local order), all keys in global order; any dtype; stride order b, t, h, key
  *   out [B,Tq,H,Dv], dout alike: any dtype. Pass out as F32 to the backward for gradients of full accuracy with 16-bit q, k, v
  *   lse [B,H,Tq] natural logarithm of the sum of exp(logits); dlse alike
  *   dq, dk, dv: shapes of q, k, v, any dtype

@@ -293,7 +293,7 @@ class BadInput(Case):
             "tensor segment_ids is [1, 51], must be [1, 50]": {"segment_ids": zeros(1, 51, t=np.int32)},
             "q_segment_ids is there without kv_segment_ids": {"q_segment_ids": zeros(1, 50, t=np.int32)},
             "segment_ids and q_segment_ids exclude": {"segment_ids": zeros(1, 50, t=np.int32), "q_segment_ids": zeros(1, 50, t=np.int32)},
-            "tensor bias is [1, 3, 1, 50], must be [1 or 1, 8 or 1, 50 or 1, 50]": {"bias": zeros(1, 3, 1, 50)},
+            "tensor bias is [1, 3, 1, 50], must be [1 or 1, 8 or 1, 50 or 1, 50 or 1]": {"bias": zeros(1, 3, 1, 50)},
             "tensor dout is [1, 50, 8, 9], must be [1, 50, 8, 8]": {"dout": zeros(1, 50, 8, 9)},
             "tensor dlse is [1, 8, 49], must be [1, 8, 50]": {"dlse": zeros(1, 8, 49)},
             "tensor dlse is F16, must be F32": {"dlse": zeros(1, 8, 50, t=np.float16)},
@@ -532,7 +532,7 @@ class Results(Case):
 
     def test_biases(self):
         rng = np.random.default_rng(5)
-        for shape in ((1, 1, 1, 40), (2, 1, 1, 40), (1, 4, 40, 40), (2, 4, 40, 40), (2, 4, 1, 40)):
+        for shape in ((1, 1, 1, 40), (2, 1, 1, 40), (1, 4, 40, 40), (2, 4, 40, 40), (2, 4, 1, 40), (1, 4, 40, 1), (1, 1, 1, 1)):
             bias = rng.standard_normal(shape).astype(np.float32)
             bias[rng.random(shape) < 0.1] = -np.inf
             with self.subTest(shape):

@@ -169,7 +169,7 @@ class Masks(Case):
 
     def test_dbias(self):
         rng = np.random.default_rng(4)
-        for shape in ((1, 1, 1, 23), (2, 4, 23, 23), (1, 4, 23, 23), (2, 1, 1, 23)):
+        for shape in ((1, 1, 1, 23), (2, 4, 23, 23), (1, 4, 23, 23), (2, 1, 1, 23), (1, 4, 23, 1)):
             bias = rng.standard_normal(shape).astype(np.float32)
             bias[rng.random(shape) < 0.2] = -np.inf
             self.check({**sample(S=23, B=2, H=4), "bias": bias}, outputs=("dbias",))

@@ -132,9 +132,9 @@ static int take_bias(const input *in, tensors *t, failure *f) {
     const int64_t full[4] = {p->B, p->H, p->Sq, p->Skv};
     char found[160];
     for (int i = 0; i < 4; i++)
-        if (x->axes != 4 || (x->shape[i] != full[i] && (i == 3 || x->shape[i] != 1)))
+        if (x->axes != 4 || (x->shape[i] != full[i] && x->shape[i] != 1))
             return fail(f, EXIT_BAD_INPUT,
-                        "%s: tensor bias is %s, must be [%" PRId64 " or 1, %" PRId64 " or 1, %" PRId64 " or 1, %" PRId64 "]", in->path,
+                        "%s: tensor bias is %s, must be [%" PRId64 " or 1, %" PRId64 " or 1, %" PRId64 " or 1, %" PRId64 " or 1]", in->path,
                         shape_text(x->shape, x->axes, found), full[0], full[1], full[2], full[3]);
     memcpy(t->bias_axes, x->shape, sizeof t->bias_axes);
     return 0;

@@ -63,6 +63,7 @@ int sample_shape(const options *o, tensors *t, failure *f) {
     t->bias_axes[0] = o->bias == BIAS_FULL ? p->B : 1;
     t->bias_axes[1] = o->bias == BIAS_FULL ? p->H : 1;
     t->bias_axes[2] = o->bias == BIAS_FULL ? p->Sq : 1;
+    t->bias_axes[3] = p->Skv;
     if (p->H % p->G)
         return fail(f, EXIT_USAGE, "--H %lld is not a multiple of --G %lld", (long long)p->H, (long long)p->G);
     int causal = o->causal || o->causal_block, window = o->window[0] >= 0 || o->window[1] >= 0;

@@ -76,7 +76,6 @@ int tensors_shape(const tensors *t, slot s, int64_t shape[4]) {
     shape[3] = s == Q || s == K || s == DQ || s == DK ? p->D : p->Dv;
     if (tensors_is_bias(s)) {
         memcpy(shape, t->bias_axes, sizeof t->bias_axes);
-        shape[3] = p->Skv;
     } else if (axes == 4 && t->order == ORDER_BSHD) {
         shape[1] = tokens;
         shape[2] = heads;
@@ -169,6 +168,7 @@ ra_tensor tensors_view(const tensors *t, slot s) {
     if (tensors_is_bias(s)) {
         ra_tensor x = ra_tensor_bias(t->data[s], t->dtype[s], shape[0], shape[1], T, shape[3]);
         x.stride[1] = t->bias_axes[2] > 1 ? shape[3] : 0; /* on a rank of one query, too */
+        x.stride[3] = shape[3] > 1;
         return x;
     }
     if (t->order == ORDER_BSHD)

@@ -41,7 +41,7 @@ typedef struct tensors {
     ra_problem problem; /* of the whole sequence; its arrays are set by tensors_plan_arrays */
     enum order order;
     int P, r;
-    int64_t bias_axes[3]; /* batch, head and query axes of the bias as stored: full length or 1 */
+    int64_t bias_axes[4]; /* batch, head, query and key axes of the bias as stored: full length or 1 */
     void *data[SLOTS];    /* NULL: not there */
     ra_dtype dtype[SLOTS];
 } tensors;

@@ -92,10 +92,14 @@ static void draw_mask(options *o, uint64_t *state, const int *has) {
         o->window[0] = one_in(state, 3) ? -1 : between(state, 0, 30);
         o->window[1] = one_in(state, 3) ? -1 : between(state, 0, 30);
     }
-    if (has[PREFIX] && (o->causal || o->causal_block))
+    if (has[PREFIX]) { /* with what it is an exception from */
         o->prefix = between(state, 1, 40);
-    if (has[KEEP_FIRST] && o->window[0] >= 0)
+        o->causal |= !o->causal_block;
+    }
+    if (has[KEEP_FIRST]) {
         o->keep_first = between(state, 1, 10);
+        o->window[0] = o->window[0] >= 0 ? o->window[0] : between(state, 0, 30);
+    }
     if (has[SEGMENTS])
         o->segments = between(state, 1, 6);
     o->kv_lens = has[KV_LENGTHS];

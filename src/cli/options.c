@@ -78,7 +78,7 @@ static const entry table[] = {
     {"sinks", 0, FLAG, AT(sinks), VERIFY, NULL, "random sinks", NULL, 0, 0, 0},
     {"temperature", 0, FLAG, AT(temperature), VERIFY, NULL, "a random factor of every query's logits", NULL, 0, 0, 0},
     {"random", 0, SIZE, AT(random), VERIFY, "N", "draw N problems of all kinds from --seed", NULL, 1, 1000000000, 0},
-    {"only", 0, TEXT, AT(only), VERIFY, "KINDS", "with --random: draw only these kinds, a list with commas of causal, causal-block, window, prefix, keep-first, segments, kv-lens, packed, slices, bias, softcap, alibi, sinks, dropout, temperature, row-max, dbias, dsinks; or none", NULL, 0, 0, 0},
+    {"only", 0, TEXT, AT(only), VERIFY, "KINDS", "with --random: draw only these kinds and what they need, a list with commas of causal, causal-block, window, prefix, keep-first, segments, kv-lens, packed, slices, bias, softcap, alibi, sinks, dropout, temperature, row-max, dbias, dsinks; or none", NULL, 0, 0, 0},
     {"seed", 0, SIZE, AT(seed), FILES, "N", "seed of dropout and of random tensors (default 1)", NULL, 0, INT64_MAX, 1},
     {"tolerance", 0, REAL, AT(tolerance), VERIFY, "X", "bound of the errors as a share of the largest value (default: f32 1e-5, bf16 8e-3, f16 1e-3; references in FILE 1e-5)", NULL, 0, 0, 0},
     {"repeat", 0, SIZE, AT(repeat), ATTEND | BENCH, "N", "compute N times; attend reports the fastest (default 1), bench the median (default 5)", NULL, 1, 1000000, 0},

@@ -15,8 +15,61 @@ struct ra__mask_rule ra__mask_rule_of(const ra_problem *p) {
                                   .Skv = p->Skv,
                                   .block = m->causal ? 1 : m->causal_block,
                                   .bottom_right = m->align == RA_ALIGN_BOTTOM_RIGHT,
-                                  .left = -1,
-                                  .right = -1};
+                                  .left = m->window_left,
+                                  .right = m->window_right,
+                                  .prefix = m->prefix,
+                                  .keep_first = m->keep_first};
+}
+
+/* Packed offsets and slices into the rule. */
+static bool copy_rule(ra_plan *plan, const ra_mask *m) {
+    const ra_allocator *memory = &plan->comm->allocator;
+    struct ra__mask_rule *rule = &plan->rule;
+    const size_t offsets = (size_t)(m->sequences + 1), slices = (size_t)m->slice_count;
+    if (m->sequences) {
+        plan->cu = ra__alloc(memory, 2 * offsets * sizeof *plan->cu);
+        if (!plan->cu)
+            return false;
+        rule->cu_q = memcpy(plan->cu, m->cu_seqlens_q, offsets * sizeof *plan->cu);
+        rule->cu_k = memcpy(plan->cu + offsets, m->cu_seqlens_kv, offsets * sizeof *plan->cu);
+        rule->sequences = m->sequences;
+    }
+    if (m->slice_count) {
+        plan->slices = ra__alloc(memory, slices * sizeof *plan->slices);
+        plan->slice_reach = ra__alloc(memory, slices * sizeof *plan->slice_reach);
+        if (!plan->slices || !plan->slice_reach)
+            return false;
+        for (int64_t i = 0; i < m->slice_count; i++) {
+            const int64_t *s = m->slices + 5 * i;
+            plan->slices[i] = (struct ra__slice){s[0], s[1], s[2], s[3], s[4]};
+        }
+        ra__slices_sort(plan->slices, plan->slice_reach, m->slice_count);
+        rule->slice = plan->slices;
+        rule->slice_reach = plan->slice_reach;
+        rule->slices = m->slice_count;
+    }
+    return true;
+}
+
+ra_status ra__masks_copy(ra_plan *plan, const ra_problem *p) {
+    const ra_allocator *memory = &plan->comm->allocator;
+    struct ra__ring *ring = &plan->ring;
+    bool made = copy_rule(plan, &p->mask);
+    if (p->mask.kv_lens) {
+        ring->kv_lens = ra__alloc(memory, (size_t)p->B * sizeof *ring->kv_lens);
+        for (int64_t b = 0; b < p->B && ring->kv_lens; b++)
+            ring->kv_lens[b] = p->mask.kv_lens[b];
+        made &= ring->kv_lens != NULL;
+    }
+    if (p->alibi_slopes) {
+        ring->alibi = ra__alloc(memory, (size_t)p->H * sizeof *ring->alibi);
+        if (ring->alibi)
+            memcpy(ring->alibi, p->alibi_slopes, (size_t)p->H * sizeof *ring->alibi);
+        made &= ring->alibi != NULL;
+    }
+    return made ? RA_OK
+                : ra__fail(RA_ERR_MEMORY, "no memory for the mask's %lld sequences, %lld slices", (long long)p->mask.sequences,
+                           (long long)p->mask.slice_count);
 }
 
 static struct ra__shard q_shard(const ra_plan *plan, int r) {
@@ -182,6 +235,9 @@ ra_status ra__masks_build(ra_plan *plan) {
 
 void ra__masks_free(ra_plan *plan) {
     const ra_allocator memory = plan->comm->allocator;
+    void *copies[] = {plan->cu, plan->slices, plan->slice_reach};
+    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
+        ra__free(&memory, copies[i]);
     for (int r = 0; plan->ranks && r < plan->ring.schedule.P; r++)
         if (plan->ranks[r].seen.memory)
             ra__span_set_free(&plan->ranks[r].seen);

@@ -123,6 +123,8 @@ static ra_status build(ra_plan *plan, const ra_problem *p, bool follows) {
     ra_status own = check_limits(plan);
     if (own == RA_OK)
         own = allocate(plan, P);
+    if (own == RA_OK)
+        own = ra__masks_copy(plan, p);
     if (plan->has_segments) {
         RA__TRY(ra__agree(plan->comm, p, own, follows, &unused)); /* no rank waits for the others' segments alone */
         RA__TRY(share_segments(plan, p));
@@ -170,6 +172,8 @@ void ra_plan_destroy(ra_plan *plan) {
     ra__free(&memory, plan->steps);
     ra__free(&memory, plan->ranges);
     ra__masks_free(plan);
+    ra__free(&memory, plan->ring.kv_lens);
+    ra__free(&memory, plan->ring.alibi);
     ra__free(&memory, plan->ring.q_segment);
     ra__free(&memory, plan->ring.kv_segment);
     ra__free(&memory, plan);

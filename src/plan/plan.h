@@ -22,6 +22,9 @@ struct ra_plan {
     int64_t *span_first, *edges;      /* storage of ring.q_spans and ring.q_panels */
     struct ra__span *spans;
     struct ra__stretch *panels;
+    int32_t *cu; /* storage of rule */
+    struct ra__slice *slices;
+    int64_t *slice_reach;
 };
 
 /* ra__needs_fn over a plan. */
@@ -44,6 +47,8 @@ struct ra__rank_mask {
 
 /* The rule of a problem, without the parts that are copied. */
 struct ra__mask_rule ra__mask_rule_of(const ra_problem *p);
+/* Copies those parts into plan->rule, ring->kv_lens and ring->alibi. */
+ra_status ra__masks_copy(ra_plan *plan, const ra_problem *p);
 /* Works plan->rule and ring->kv_lens into plan->ranks, ring->q_spans and ring->q_panels, and ring->q_aligned where there is ring->alibi.
  * Segments are there already. */
 ra_status ra__masks_build(ra_plan *plan);

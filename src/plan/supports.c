@@ -6,21 +6,11 @@
 #include "plan/plan.h"
 
 ra_status ra__unsupported(const ra_problem *p) {
-    const ra_mask *m = &p->mask;
     const struct {
         const char *what;
         bool wanted;
-    } missing[] = {{"a window", m->window_left >= 0 || m->window_right >= 0},
-                   {"prefix", m->prefix > 0},
-                   {"keep_first", m->keep_first > 0},
-                   {"kv_lens", m->kv_lens != NULL},
-                   {"packed sequences (cu_seqlens)", m->sequences > 0},
-                   {"slices", m->slice_count > 0},
-                   {"softcap", p->softcap > 0},
-                   {"ALiBi", p->alibi_slopes != NULL},
-                   {"sinks", p->has_sinks != 0},
-                   {"a temperature", p->has_temperature != 0},
-                   {"dropout", p->dropout > 0}};
+    } missing[] = {
+        {"softcap", p->softcap > 0}, {"sinks", p->has_sinks != 0}, {"a temperature", p->has_temperature != 0}, {"dropout", p->dropout > 0}};
     for (size_t i = 0; i < sizeof missing / sizeof *missing; i++)
         if (missing[i].wanted)
             return ra__fail(RA_ERR_UNSUPPORTED, "%s: the CPU engine does not do this yet", missing[i].what);

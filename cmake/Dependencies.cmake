@@ -1,5 +1,5 @@
-# What the machine offers: threads, OpenMP, CBLAS, MPI, jansson.
-# Sets RA_OPENMP_TARGET, RA_GEMM and RA_BLAS_*, RA_MPIS and RA_<mpi>_*, JANSSON_*.
+# What the machine offers: threads, OpenMP, Random123, CBLAS, MPI, jansson.
+# Sets RA_OPENMP_TARGET, RA_RANDOM123_DIR, RA_GEMM and RA_BLAS_*, RA_MPIS and RA_<mpi>_*, JANSSON_*.
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 find_package(PkgConfig)
@@ -22,6 +22,12 @@ macro(ra_find prefix)
 endmacro()
 
 ra_find(JANSSON jansson)
+
+find_path(RA_RANDOM123_DIR Random123/philox.h DOC "Folder that holds Random123/philox.h")
+if(NOT RA_RANDOM123_DIR)
+    message(FATAL_ERROR "Random123/philox.h is missing, the random numbers of dropout, headers only (Debian: librandom123-dev; elsewhere: \
+https://github.com/DEShawResearch/random123, and -DRA_RANDOM123_DIR=its include folder)")
+endif()
 
 set(RA_GEMM none)
 if(NOT RA_BLAS STREQUAL "OFF")

@@ -174,6 +174,22 @@ typedef enum ra_layout {
 RA_API int64_t ra_shard_size(ra_layout layout, int64_t S, int P, int r);                /* T; -1 for invalid arguments */
 RA_API int64_t ra_shard_position(ra_layout layout, int64_t S, int P, int r, int64_t t); /* global position of local token t; -1 likewise */
 
+/* The global positions of rank r's tokens: positions[t] for t < T. Errors: ERR_INVALID. */
+RA_API ra_status ra_shard_positions(ra_layout layout, int64_t S, int P, int r, int64_t *positions);
+
+/* The same counted from the beginning of each packed sequence, as rotary position embeddings of packed data want them. cu_seqlens
+ * [sequences+1] as in ra_mask; tokens beyond the last offset count from there. Errors: ERR_INVALID. */
+RA_API ra_status ra_packed_positions(ra_layout layout, int64_t S, int P, int r, const int32_t *cu_seqlens, int64_t sequences,
+                                     int64_t *positions);
+
+/* Labels of next-token prediction: shifted[b][t] is the label of the token that follows local token t in the whole sequence, whichever rank
+ * holds it, and `ignore` for the last token of the sequence. labels, shifted: [B,T], this rank's tokens, not overlapping. With packed
+ * sequences (cu_seqlens [sequences+1] as in ra_mask; NULL, 0: none), `ignore` also for the last token of each and for those beyond the
+ * last offset. Collective: all ranks succeed, or all fail with the reason of the first that did.
+ * Errors: ERR_INVALID, ERR_MISMATCH, ERR_MEMORY, ERR_PEER_LOST, ERR_TIMEOUT, ERR_LINK. */
+RA_API ra_status ra_shift_labels(ra_comm *comm, ra_layout layout, int64_t B, int64_t S, const int32_t *cu_seqlens, int64_t sequences,
+                                 const int64_t *labels, int64_t *shifted, int64_t ignore);
+
 /* Reorders one axis of S tokens between sequence order and rank order (rank 0's tokens, rank 1's, ...).
  * src and dst: [outer][S][inner_bytes], not overlapping. Errors: ERR_INVALID. */
 RA_API ra_status ra_permute(ra_layout layout, int64_t S, int P, const void *src, void *dst, int64_t outer, int64_t inner_bytes);
@@ -197,28 +213,61 @@ RA_API ra_tensor ra_tensor_bhsd(const void *data, ra_dtype dtype, int64_t T, int
 /* A bias [B|1,H|1,Tq|1,Skv] without gaps; axes of length 1 are broadcast. nb, nh, nt: their lengths as stored. */
 RA_API ra_tensor ra_tensor_bias(const void *data, ra_dtype dtype, int64_t nb, int64_t nh, int64_t nt, int64_t Skv);
 
+/* The customary ALiBi slopes of H heads: 2^(-8/H), 2^(-16/H), ... when H is a power of two, otherwise those of the power of two below,
+ * followed by every other one of the power of two above. slopes: [H]. Errors: ERR_INVALID. */
+RA_API ra_status ra_alibi_slopes(int64_t H, float *slopes);
+
 /* ---- mask ---------------------------------------------------------------------------------------------------------------------- */
 
-/* Which corner of the Sq x Skv matrix a positional mask is aligned to. It must be named when Sq != Skv. */
+/* Which corner of the Sq x Skv matrix (of each packed sequence's own rectangle) a positional mask and ALiBi are aligned to. It must be
+ * named when the two lengths differ and `causal`, `causal_block`, a window or ALiBi is used. */
 typedef enum ra_align {
     RA_ALIGN_NONE = 0,
     RA_ALIGN_TOP_LEFT = 1,    /* offset 0 */
     RA_ALIGN_BOTTOM_RIGHT = 2 /* offset Skv - Sq: the last query sees the last key */
 } ra_align;
 
+/* One row of ra_mask.slices: queries q0..q1-1 see keys k0..k1-1 as far as `type` allows. */
+typedef enum ra_slice_type {
+    RA_SLICE_FULL = 0,
+    RA_SLICE_CAUSAL = 1,         /* k - k1 <= q - q1: the rectangle's last query sees its last key */
+    RA_SLICE_INVERSE_CAUSAL = 2, /* k - k0 >= q - q0: the rectangle's first query sees its first key */
+    RA_SLICE_BOTH = 3            /* both conditions: a diagonal band */
+} ra_slice_type;
+
 /* A query at global position i sees the key at global position j when every condition that is given holds:
- *   causal         j <= i + offset
- *   causal_block   floor(j / N) <= floor((i + offset) / N), N = causal_block > 0 (N = 1 is causal; not together with `causal`)
+ *   causal         j <= i + offset, or j < prefix
+ *   causal_block   floor(j / N) <= floor((i + offset) / N), N = causal_block > 0, or j < prefix (N = 1 is causal; not together with
+ *                  `causal`)
+ *   window_left    j >= i + offset - window_left, or j < keep_first
+ *   window_right   j <= i + offset + window_right
  *   segments       q_segment_ids[i] == kv_segment_ids[j]
+ *   kv_lens        j < kv_lens[b]
+ *   cu_seqlens     i and j are in the same packed sequence: cu_seqlens_q[s] <= i < cu_seqlens_q[s+1], the same s for j and cu_seqlens_kv.
+ *                  In the four conditions above, i and j then count from the beginning of the sequence, and offset is that of the sequence
+ *   slices         some slice covers (i, j)
  *   bias           bias[i][j] is not -inf
- * A query that sees no key has out = 0, lse = -inf and zero gradients. Keys and values that a query does not see never influence it,
- * not even by NaN or infinity. */
+ * kv_lens, slices and bias go by positions in the whole tensors, packed or not. prefix has no effect without a causal mask, keep_first none
+ * without window_left. A query that sees no key has out = 0, lse = -inf (the sink, where there are sinks) and no part in the gradients of
+ * q, k, v and bias. Keys and values that a query does not see never influence it, not even by NaN or infinity. */
 typedef struct ra_mask {
     int causal;
     int64_t causal_block;
     ra_align align;
     const int32_t *q_segment_ids;  /* [B,Tq], this rank's tokens; copied by the plan. Both or neither */
     const int32_t *kv_segment_ids; /* [B,Tkv] */
+    int64_t window_left;           /* sliding window: keys before and after the query's own that it sees; -1: all of them */
+    int64_t window_right;
+    int64_t prefix;     /* prefix-LM: the first keys, which every query sees as far as causality goes */
+    int64_t keep_first; /* "sink tokens": the first keys, which window_left does not hide */
+    /* The arrays below are the same on all ranks, by position in the whole sequence, and copied by the plan. */
+    const int32_t *kv_lens; /* [B], 0..Skv: padding; NULL: none */
+    /* Packed sequences of various lengths: their offsets [sequences+1], ascending from 0; equal neighbours make an empty sequence. The last
+     * is at most Sq and Skv: what is beyond it sees nothing and is not seen. For every batch element alike. Both or neither. */
+    const int32_t *cu_seqlens_q, *cu_seqlens_kv;
+    int64_t sequences;
+    const int64_t *slices; /* [slice_count,5]: q0, q1, k0, k1 (0 <= q0 < q1 <= Sq, 0 <= k0 < k1 <= Skv), ra_slice_type; NULL: none */
+    int64_t slice_count;
 } ra_mask;
 
 /* ---- problem and plan ------------------------------------------------------------------------------------------------------------ */
@@ -235,12 +284,27 @@ typedef struct ra_problem {
     int64_t q_chunk; /* query rows and key rows per tile; 0: chosen. Rounded up to what the kernels need; */
     int64_t k_chunk; /* the result does not depend on them beyond rounding */
     int threads;     /* OpenMP threads of this rank; 0: OpenMP's default. Never changes the result's bits */
+    double softcap;  /* C: logits are C tanh(scale * q.k / C), before anything is added to them; 0: none */
+    /* ALiBi (arXiv 2108.12409): adds -slope |i + offset - j| with the mask's offset and its positions, those of packed sequences too.
+     * [H], finite, the same on all ranks, copied by the plan; NULL: none. ra_alibi_slopes has the customary ones. */
+    const float *alibi_slopes;
+    int has_sinks;       /* sinks will be given at each run */
+    int has_temperature; /* a temperature will be given at each run */
+    double dropout;      /* 0 <= p <= 1: each probability is dropped with probability p, the others are divided by 1 - p; 0: none */
+    uint64_t seed;       /* of dropout: with batch, query head and the positions of query and key in the whole sequence it decides what is
+                            dropped, so that P, layout, chunks, threads and pass do not matter (Philox4x32-10, SC 2011) */
 } ra_problem;
 
-/* Defaults: B = H = G = 1, everything else zero, scale NaN, backward 0. Set at least Sq, Skv, D, Dv. */
+/* Defaults: B = H = G = 1, windows -1, everything else zero, scale NaN, backward 0. Set at least Sq, Skv, D, Dv. */
 RA_API void ra_problem_init(ra_problem *p);
 
 typedef struct ra_plan ra_plan;
+
+/* Whether an engine ("cpu", or NULL, which means it) can do what the problem asks for: RA_OK; ERR_INVALID for a problem that none can, or
+ * ERR_UNSUPPORTED. Writes the reason, "" for RA_OK, to `reason` (at most n bytes including the final 0; NULL is allowed). Segment ids, if
+ * given, are those of the whole sequence. Plans are made or refused accordingly: there is no option that is accepted and not applied. A run
+ * refuses outputs that the engine does not compute likewise. Not collective. */
+RA_API ra_status ra_supports(const ra_problem *problem, const char *engine, char *reason, size_t n);
 
 /* Checks the problem and fixes schedule, tiles, kernels and workspace. Collective: all ranks succeed, or all fail with the reason of the
  * first rank that failed; ranks whose problems differ fail with ERR_MISMATCH, naming the field. The comm must outlive the plan.
@@ -289,23 +353,36 @@ typedef struct ra_stats {
 
 /* The tensors of one run on this rank. Shapes by this rank's T:
  *   q [B,Tq,H,D]  k [B,Tkv,G,D]  v [B,Tkv,G,Dv]   of the plan's dtype
- *   bias [B|1,Tq|1,H|1,Skv]: this rank's query rows (local order), all keys in global order; any dtype; stride order b, t, h, key
+ *   bias [B|1,Tq|1,H|1,Skv|1]: this rank's query rows (local order), all keys in global order; any dtype; stride order b, t, h, key
  *   out [B,Tq,H,Dv], dout alike: any dtype. Pass out as F32 to the backward for gradients of full accuracy with 16-bit q, k, v
  *   lse [B,H,Tq] natural logarithm of the sum of exp(logits); dlse alike
  *   dq, dk, dv: shapes of q, k, v, any dtype
+ *   sinks, dsinks [H], the same on all ranks
+ *   temperature [Tq]
+ *   dbias [B|1,Tq|1,H|1,Skv|1] fp32, stride order b, t, h, key: stride 0 on the axes on which bias has stride 0, over which it is summed.
+ * On the query axis stride 0 means so on every rank, including one of no or one query, and the sum is that over all ranks row_max [B,H,Tq]
  * No output may overlap an input or another output. */
 typedef struct ra_attention_args {
-    ra_tensor q, k, v;    /* in */
-    ra_tensor bias;       /* in, when the plan has has_bias */
-    ra_tensor out;        /* forward: written. backward: read */
-    float *lse;           /* forward: written, NULL if not wanted. backward: read, required */
-    ra_tensor dout;       /* backward, in. data NULL: zero (a gradient through lse only) */
-    const float *dlse;    /* backward, in, NULL: zero */
-    ra_tensor dq, dk, dv; /* backward: written; data NULL if not wanted */
-    ra_stats *stats;      /* written if not NULL */
+    ra_tensor q, k, v;        /* in */
+    ra_tensor bias;           /* in, when the plan has has_bias */
+    ra_tensor out;            /* forward: written. backward: read */
+    float *lse;               /* forward: written, NULL if not wanted. backward: read, required */
+    ra_tensor dout;           /* backward, in. data NULL: zero (a gradient through lse only) */
+    const float *dlse;        /* backward, in, NULL: zero */
+    ra_tensor dq, dk, dv;     /* backward: written; data NULL if not wanted */
+    ra_stats *stats;          /* written if not NULL */
+    const float *sinks;       /* in, when has_sinks: a logit per query head of a key that only takes weight away; -inf: none */
+    const float *temperature; /* in, when has_temperature: the factor of each local query's logits, e.g. log-n scaling */
+    float *row_max;  /* forward: written, NULL if not wanted: the largest logit that a query sees, bias and ALiBi included, sink not;
+                        -inf when it sees no key */
+    float *dsinks;   /* backward: written, NULL if not wanted: the sum over all ranks, on each of them */
+    ra_tensor dbias; /* backward: written; data NULL if not wanted */
 } ra_attention_args;
 
-/* out = softmax(scale * q k^T + bias, hidden keys left out) v. Collective.
+/* out_i = sum_j p_ij v_j over the keys j that query i sees, in this order:
+ *   s = scale * temperature_i * q_i.k_j;  s = softcap tanh(s / softcap);  s += bias_ij - slope_h |i + offset - j|
+ *   lse_i = ln(exp(sink_h) + sum_j exp(s_ij));  p_ij = exp(s_ij - lse_i);  p_ij = 0 where dropped, else p_ij / (1 - dropout)
+ * Collective.
  * workspace: ra_plan_workspace_bytes(plan) bytes aligned to 64, or NULL to allocate it for this call.
  * Cost: pairs * (2 D + 2 Dv) multiply-adds counted as two operations; nothing is allocated between the first and the last ring step.
  * The bits of the result do not depend on the number of threads.
@@ -313,12 +390,15 @@ typedef struct ra_attention_args {
 RA_API ra_status ra_attention_forward(const ra_plan *plan, const ra_attention_args *args, void *workspace);
 
 /* Gradients of a scalar L with dout = dL/dout and dlse = dL/dlse, by recomputation from lse (arXiv 2205.14135, algorithm 4):
- *   p = exp(s - lse), dv = p^T dout, ds = p (dout v^T - rowsum(dout*out) + dlse), dq = scale ds k, dk = scale ds^T q.
+ *   p = exp(s - lse), dv = p^T dout, ds = p (dout v^T - rowsum(dout*out) + dlse), dq = scale ds k, dk = scale ds^T q,
+ *   dbias = ds, dsink = exp(sink - lse) (dlse - rowsum(dout*out)), summed over queries.
+ * With dropout, p and dout v^T have its zeros and its 1 / (1 - dropout); with softcap and temperature ds gets their factors on its way to
+ * dq and dk.
  * Collective. The plan must have been made with backward = 1. Otherwise as ra_attention_forward. */
 RA_API ra_status ra_attention_backward(const ra_plan *plan, const ra_attention_args *args, void *workspace);
 
-/* The simple form: plan, forward, and the backward if any rank wants any of dq, dk, dv, in one collective call. lse may be NULL. With
- * 16-bit tensors the backward then starts from an fp32 copy of out. */
+/* The simple form: plan, forward, and the backward if any rank wants any of dq, dk, dv, dbias, dsinks, in one collective call. lse may be
+ * NULL. With 16-bit tensors the backward then starts from an fp32 copy of out. */
 RA_API ra_status ra_attention(ra_comm *comm, const ra_problem *problem, const ra_attention_args *args);
 
 /* ---- blockwise feed-forward -------------------------------------------------------------------------------------------------------- */

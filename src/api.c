@@ -11,7 +11,7 @@
 #include "plan/plan.h"
 
 void ra_problem_init(ra_problem *p) {
-    *p = (ra_problem){.size = sizeof *p, .B = 1, .H = 1, .G = 1, .scale = NAN};
+    *p = (ra_problem){.size = sizeof *p, .B = 1, .H = 1, .G = 1, .scale = NAN, .mask = {.window_left = -1, .window_right = -1}};
 }
 
 /* ---- arguments of a run ---- */
@@ -55,6 +55,15 @@ static ra_status check_tensor(const char *name, const ra_tensor *x, bool output,
     return RA_OK;
 }
 
+/* Given if and only if the plan was made for it. */
+static ra_status check_vector(const char *name, const float *x, bool planned, int64_t elements) {
+    if (planned && elements && !x)
+        return ra__fail(RA_ERR_INVALID, "%s is missing", name);
+    if (!planned && x)
+        return ra__fail(RA_ERR_INVALID, "%s is given, but the plan was made without has_%s", name, name);
+    return RA_OK;
+}
+
 static ra_status check_inputs(const ra_plan *plan, const ra_attention_args *args) {
     const ra_problem *p = &plan->problem;
     const int64_t Tq = plan->ring.q.T, Tk = plan->ring.kv.T;
@@ -75,13 +84,35 @@ static ra_status check_inputs(const ra_plan *plan, const ra_attention_args *args
         return ra__fail(RA_ERR_INVALID, "bias is given, but the plan was made without has_bias");
     if (p->has_bias && Tq && p->Skv)
         RA__TRY(check_tensor("bias", &args->bias, false, p->B, Tq, p->H, p->Skv));
-    return RA_OK;
+    RA__TRY(check_vector("sinks", args->sinks, p->has_sinks, p->H));
+    return check_vector("temperature", args->temperature, p->has_temperature, Tq);
+}
+
+/* The shape of bias decides over that of its gradient. An axis of length 1 has any stride, but the query axis: its whole length counts. */
+static ra_status check_dbias(const ra_plan *plan, const ra_attention_args *args) {
+    const ra_problem *p = &plan->problem;
+    const int64_t whole[4] = {p->B, p->Sq, p->H, p->Skv};
+    int64_t extent[4] = {p->B, plan->ring.q.T, p->H, p->Skv};
+    if (!p->has_bias)
+        return ra__fail(RA_ERR_INVALID, "dbias is wanted, but the plan was made without has_bias");
+    if (args->dbias.dtype != RA_F32)
+        return ra__fail(RA_ERR_INVALID, "dbias: must be RA_F32");
+    for (int i = 0; i < 4; i++) {
+        const bool summed = args->dbias.stride[i] == 0;
+        if (args->bias.data && summed != (args->bias.stride[i] == 0) && extent[i] > 1)
+            return ra__fail(RA_ERR_INVALID, "dbias: stride %lld of dimension %d, where bias has %lld: must be 0 where bias is broadcast",
+                            (long long)args->dbias.stride[i], i, (long long)args->bias.stride[i]);
+        if (summed && whole[i] > 1)
+            extent[i] = 1;
+    }
+    return check_tensor("dbias", &args->dbias, true, extent[0], extent[1], extent[2], extent[3]);
 }
 
 static ra_status check_forward(const ra_plan *plan, const ra_attention_args *args) {
     const ra_problem *p = &plan->problem;
     RA__TRY(check_inputs(plan, args));
-    return check_tensor("out", &args->out, true, p->B, plan->ring.q.T, p->H, p->Dv);
+    RA__TRY(check_tensor("out", &args->out, true, p->B, plan->ring.q.T, p->H, p->Dv));
+    return ra__unsupported_run(args, false);
 }
 
 static ra_status check_backward(const ra_plan *plan, const ra_attention_args *args) {
@@ -102,7 +133,11 @@ static ra_status check_backward(const ra_plan *plan, const ra_attention_args *ar
         RA__TRY(check_tensor("dk", &args->dk, true, p->B, Tk, p->G, p->D));
     if (args->dv.data)
         RA__TRY(check_tensor("dv", &args->dv, true, p->B, Tk, p->G, p->Dv));
-    return RA_OK;
+    if (args->dbias.data)
+        RA__TRY(check_dbias(plan, args));
+    if (args->dsinks && !p->has_sinks)
+        return ra__fail(RA_ERR_INVALID, "dsinks is wanted, but the plan was made without has_sinks");
+    return ra__unsupported_run(args, true);
 }
 
 /* ---- runs ---- */
@@ -196,7 +231,7 @@ ra_status ra_attention(ra_comm *comm, const ra_problem *problem, const ra_attent
         return ra__agree(comm, NULL, ra__fail(RA_ERR_INVALID, "ra_attention: %s is NULL", problem ? "args" : "problem"), false, &unused);
     }
     ra_problem p = *problem;
-    p.backward = args->dq.data || args->dk.data || args->dv.data;
+    p.backward = args->dq.data || args->dk.data || args->dv.data || args->dbias.data || args->dsinks;
     ra_plan *plan;
     RA__TRY(ra__plan_create(comm, &p, !p.backward, &plan));
     ra_status status = one_call(plan, args, plan->problem.backward);

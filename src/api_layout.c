@@ -1,7 +1,9 @@
 /* Public helpers about shards and tensors. */
+#include <math.h>
 #include <string.h>
 
 #include "base/status.h"
+#include "plan/plan.h"
 #include "ring/layout.h"
 
 static bool valid(ra_layout layout, int64_t S, int P, int r) {
@@ -17,6 +19,43 @@ int64_t ra_shard_position(ra_layout layout, int64_t S, int P, int r, int64_t t) 
         return -1;
     const struct ra__shard s = ra__layout_shard(layout, S, P, r);
     return t >= 0 && t < s.T ? ra__shard_position(&s, t) : -1;
+}
+
+ra_status ra_shard_positions(ra_layout layout, int64_t S, int P, int r, int64_t *positions) {
+    if (!valid(layout, S, P, r))
+        return ra__fail(RA_ERR_INVALID, "positions: layout %d, S %lld, P %d, rank %d", (int)layout, (long long)S, P, r);
+    const struct ra__shard s = ra__layout_shard(layout, S, P, r);
+    if (s.T && !positions)
+        return ra__fail(RA_ERR_INVALID, "positions is NULL");
+    ra__shard_positions(&s, positions);
+    return RA_OK;
+}
+
+ra_status ra_packed_positions(ra_layout layout, int64_t S, int P, int r, const int32_t *cu_seqlens, int64_t sequences, int64_t *positions) {
+    if (!cu_seqlens || sequences < 1)
+        return ra__fail(RA_ERR_INVALID, "positions: cu_seqlens of %lld sequences%s", (long long)sequences, cu_seqlens ? "" : " is NULL");
+    RA__TRY(ra_shard_positions(layout, S, P, r, positions));
+    RA__TRY(ra__validate_offsets("cu_seqlens", cu_seqlens, sequences, "S", S));
+    const int64_t T = ra__layout_shard(layout, S, P, r).T;
+    for (int64_t t = 0, s = 0; t < T; t++) { /* local tokens ascend */
+        while (s < sequences && cu_seqlens[s + 1] <= positions[t])
+            s++;
+        positions[t] -= cu_seqlens[s];
+    }
+    return RA_OK;
+}
+
+ra_status ra_alibi_slopes(int64_t H, float *slopes) {
+    if (H < 1 || !slopes)
+        return ra__fail(RA_ERR_INVALID, "alibi_slopes: %s", slopes ? "H must be at least 1" : "slopes is NULL");
+    int64_t power = 1;
+    while (power <= H / 2)
+        power *= 2;
+    for (int64_t h = 0; h < power; h++)
+        slopes[h] = (float)exp2(-8.0 * (double)(h + 1) / (double)power);
+    for (int64_t h = power; h < H; h++)
+        slopes[h] = (float)exp2(-4.0 * (double)(2 * (h - power) + 1) / (double)power);
+    return RA_OK;
 }
 
 /* Copies tokens between sequence order and rank order. */

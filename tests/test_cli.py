@@ -31,7 +31,7 @@ GOLDEN = os.environ.get("RA_GOLDEN") or os.environ.get("RA_GOLDEN_DIR") or os.pa
 SMALL = os.environ.get("RA_TEST_SMALL") == "1"
 MPIRUN = {name: os.environ.get("RA_MPIRUN_" + name.upper()) for name in ("openmpi", "mpich")}
 LAYOUTS = ("contiguous", "zigzag", "striped")
-TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I32": np.int32}
+TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I32": np.int32, "I64": np.int64}
 
 
 class BF16(np.ndarray):
@@ -189,7 +189,27 @@ class Options(Case):
             "unknown option --back, did you mean --backward?": ["attend", "x", "--back"],
             "unknown option --rin, did you mean --ring?": ["attend", "x", "--rin", "4"],
             "unknown option -x": ["attend", "-x"],
-            "--seed is no option of ringattn attend": ["attend", "x", "--seed", "4"],
+            "--segments is no option of ringattn attend": ["attend", "x", "--segments", "4"],
+            "--softcap is no option of ringattn bench": ["bench", "--softcap", "4"],
+            "--window: 3 is no pair L,R of whole numbers": ["attend", "x", "--window", "3"],
+            "--window: 3x is no whole number": ["attend", "x", "--window", "3x,4"],
+            "--window: -2 is not in -1 ..": ["attend", "x", "--window", "0,-2"],
+            "--prefix: -1 is not in 0 ..": ["attend", "x", "--prefix", "-1"],
+            "--prefix needs --causal": ["attend", "x", "-o", "y", "--prefix", "4"],
+            "--keep-first needs a --window": ["attend", "x", "-o", "y", "--keep-first", "4", "--window", "-1,2"],
+            "--softcap must not be below 0": ["attend", "x", "-o", "y", "--softcap", "-1"],
+            "--softcap: nan is no finite number": ["attend", "x", "-o", "y", "--softcap", "nan"],
+            "--dropout must be in 0 .. 1": ["attend", "x", "-o", "y", "--dropout", "1.01"],
+            "--dbias needs --backward": ["attend", "x", "-o", "y", "--dbias"],
+            "--dsinks needs --backward": ["attend", "x", "-o", "y", "--dsinks"],
+            "--dbias needs --bias": ["verify", "--S", "4", "--dbias"],
+            "--dsinks needs --sinks": ["verify", "--S", "4", "--dsinks"],
+            "--slices: there is nothing to cover": ["verify", "--Sq", "0", "--Skv", "4", "--slices", "1"],
+            "name the window's corner": ["verify", "--Sq", "4", "--Skv", "5", "--window", "1,1"],
+            "name the ALiBi's corner": ["verify", "--Sq", "4", "--Skv", "5", "--alibi"],
+            "--only needs --random": ["verify", "--S", "4", "--only", "window"],
+            "--random draws the problems": ["verify", "--random", "4", "--causal"],
+            "--only: unknown kind widow, did you mean window?": ["verify", "--random", "4", "--only", "causal,widow"],
             "option --causal takes no value": ["attend", "x", "--causal=1"],
             "option --ring needs a value": ["attend", "x", "--ring"],
             "option -o needs a value": ["attend", "x", "-o"],
@@ -202,7 +222,8 @@ class Options(Case):
             "--scale: nan is no finite number": ["attend", "x", "--scale", "nan"],
             "--timeout must be above 0": ["attend", "x", "--timeout", "0"],
             "exclude each other": ["attend", "x", "-o", "y", "--causal", "--causal-block", "4"],
-            "--align needs --causal": ["attend", "x", "-o", "y", "--align", "top-left"],
+            "--align needs --causal, --causal-block, --window or --alibi": ["verify", "--S", "4", "--align", "top-left"],
+            "--align needs --causal or --causal-block": ["bench", "--align", "top-left"],
             "needs an input file": ["attend", "-o", "y"],
             "needs an output file": ["attend", "x"],
             "takes one input file": ["attend", "x", "y", "-o", "z"],
@@ -272,7 +293,7 @@ class BadInput(Case):
             "tensor segment_ids is [1, 51], must be [1, 50]": {"segment_ids": zeros(1, 51, t=np.int32)},
             "q_segment_ids is there without kv_segment_ids": {"q_segment_ids": zeros(1, 50, t=np.int32)},
             "segment_ids and q_segment_ids exclude": {"segment_ids": zeros(1, 50, t=np.int32), "q_segment_ids": zeros(1, 50, t=np.int32)},
-            "tensor bias is [1, 3, 1, 50], must be [1 or 1, 8 or 1, 50 or 1, 50]": {"bias": zeros(1, 3, 1, 50)},
+            "tensor bias is [1, 3, 1, 50], must be [1 or 1, 8 or 1, 50 or 1, 50 or 1]": {"bias": zeros(1, 3, 1, 50)},
             "tensor dout is [1, 50, 8, 9], must be [1, 50, 8, 8]": {"dout": zeros(1, 50, 8, 9)},
             "tensor dlse is [1, 8, 49], must be [1, 8, 50]": {"dlse": zeros(1, 8, 49)},
             "tensor dlse is F16, must be F32": {"dlse": zeros(1, 8, 50, t=np.float16)},
@@ -287,6 +308,7 @@ class BadInput(Case):
     def test_corner_must_be_named(self):
         write(self.input, sample(S=5, Skv=7))
         self.bad(2, "5 queries and 7 keys: name the causal mask's corner", "--causal")
+        self.bad(2, "--align needs --causal, --causal-block, --window or ALiBi", "--align", "top-left")
         self.attend("--causal", "--align", "bottom-right")
         self.attend()
 
@@ -510,7 +532,7 @@ class Results(Case):
 
     def test_biases(self):
         rng = np.random.default_rng(5)
-        for shape in ((1, 1, 1, 40), (2, 1, 1, 40), (1, 4, 40, 40), (2, 4, 40, 40), (2, 4, 1, 40)):
+        for shape in ((1, 1, 1, 40), (2, 1, 1, 40), (1, 4, 40, 40), (2, 4, 40, 40), (2, 4, 1, 40), (1, 4, 40, 1), (1, 1, 1, 1)):
             bias = rng.standard_normal(shape).astype(np.float32)
             bias[rng.random(shape) < 0.1] = -np.inf
             with self.subTest(shape):

@@ -20,7 +20,7 @@
 #include "block/tiles.h"
 
 struct map {
-    int64_t q_rows, q_cols, o_rows, o_cols, dq, lse, delta, flags, turns, scratch, scratch_bytes;
+    int64_t q_rows, q_cols, o_rows, o_cols, dq, lse, delta, flags, turns, sums, key_panels, scratch, scratch_bytes;
     int64_t kt, vt, kc, dkt, dvt, p, ds, ds_cols, mask, lane_scale, rows; /* from a thread's scratch */
     int64_t dw, dvw;                                                      /* words of D and Dv values in k, v and ... */
     int64_t dw_left, dvw_left;                                            /* ... in q, dout, which are left-hand sides */
@@ -30,7 +30,7 @@ struct map {
     int64_t q_tiles, k_panels, panel;                                     /* panel: floats of p (ds) per key panel */
 };
 
-static struct map layout(const struct ra__attn *a, const struct ra__stretches *q, struct ra__layout *w) {
+static struct map layout(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk, struct ra__layout *w) {
     const int64_t lanes = a->k->lanes, rows = a->k->rows, f = sizeof(float), widest = a->D > a->Dv ? a->D : a->Dv;
     const int64_t heads = ra__mul(a->B, a->H, &w->overflow);
     struct map p = {.dw = ra__words(a->k, a->D),
@@ -57,6 +57,8 @@ static struct map layout(const struct ra__attn *a, const struct ra__stretches *q
     p.delta = ra__reserve(w, head_rows, f);
     p.flags = ra__reserve(w, tiles, 1);
     p.turns = ra__reserve(w, tiles, sizeof(_Atomic int64_t));
+    p.sums = ra__reserve(w, ra__mul(a->B, p.q_tiles, &w->overflow), sizeof(struct ra__mask_queries));
+    p.key_panels = ra__reserve(w, ra__mul(a->B, ra__most_panels(Tk, lanes), &w->overflow), sizeof(struct ra__stretch));
 
     struct ra__layout t = {0, false};
     const int64_t keys = a->k_tile_b;
@@ -79,8 +81,7 @@ static struct map layout(const struct ra__attn *a, const struct ra__stretches *q
 
 int64_t ra__backward_bytes(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk_max) {
     struct ra__layout w = {0, false};
-    (void)Tk_max; /* keys are packed tile by tile, in scratch */
-    layout(a, q, &w);
+    layout(a, q, Tk_max, &w);
     return w.overflow ? -1 : w.total;
 }
 
@@ -91,12 +92,13 @@ struct call {
     struct ra__mask_view view;
     struct map map;
     float *dk, *dv;
+    struct ra__panels keys; /* of the block */
     int64_t k_tiles;
 };
 
 static struct call new_call(struct ra__backward *w) {
     struct ra__layout unused = {0, false};
-    return (struct call){.w = w, .map = layout(w->a, &w->q_shard.stretches, &unused)};
+    return (struct call){.w = w, .map = layout(w->a, &w->q_shard.stretches, w->Tk_max, &unused)};
 }
 
 static float *at(const struct call *c, int64_t offset) {
@@ -115,8 +117,24 @@ static _Atomic int64_t *turn(const struct call *c, int64_t head, int64_t tile) {
     return (_Atomic int64_t *)(c->w->workspace + c->map.turns) + head * c->map.q_tiles + tile;
 }
 
+static struct ra__mask_queries *sum_of(const struct call *c, int64_t b, int64_t tile) {
+    return (struct ra__mask_queries *)(c->w->workspace + c->map.sums) + b * c->map.q_tiles + tile;
+}
+
 static struct ra__tile query_tile_at(const struct call *c, int64_t index) {
     return ra__tile_at(&c->w->q_shard.stretches, c->w->a->q_tile_b, c->w->a->k->rows, index);
+}
+
+/* In eight sums, which do not wait for each other. */
+static double dot(const float *x, const float *y, int64_t n) {
+    double sum[8] = {0};
+    int64_t d = 0;
+    for (; d + 8 <= n; d += 8)
+        for (int i = 0; i < 8; i++)
+            sum[i] += (double)x[d + i] * y[d + i];
+    for (int i = 0; d < n; d++, i++)
+        sum[i] += (double)x[d] * y[d];
+    return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
 }
 
 /* delta = rowsum(dout * out) - dlse, and lse in units of log2 (+inf for a row that saw nothing, so that its p is 0). */
@@ -134,16 +152,14 @@ static void row_terms(const struct call *c, int64_t head, const struct ra__tile 
     const float *out = given ? ra__rows(a->k, &w->out, head / a->H, tile->t0, tile->n, head % a->H, a->Dv, rows, &out_ld) : NULL;
     for (int64_t i = 0; i < tile->n; i++) {
         int64_t row = head * w->q_shard.T + tile->t0 + i;
-        double sum = w->dlse ? -(double)w->dlse[row] : 0;
-        for (int64_t d = 0; given && d < a->Dv; d++)
-            sum += (double)dout[i * ld + d] * out[i * out_ld + d];
+        const double sum = (given ? dot(dout + i * ld, out + i * out_ld, a->Dv) : 0) - (w->dlse ? (double)w->dlse[row] : 0);
         bool empty = w->lse[row] == -INFINITY;
         delta[i] = empty ? 0 : (float)sum;
         lse[i] = empty ? INFINITY : (float)(w->lse[row] * log2e);
     }
 }
 
-/* Packs q, dout of one tile in both orders, zeroes its dq. */
+/* Packs q, dout of one tile in both orders, zeroes its dq, sums its mask up. */
 static void pack_query_tile(const struct call *c, int64_t head, int64_t index) {
     const struct ra__backward *w = c->w;
     const struct ra__attn *a = w->a;
@@ -170,11 +186,15 @@ static void pack_query_tile(const struct call *c, int64_t head, int64_t index) {
     }
     memset(at(c, c->map.dq) + row * c->map.dq_width, 0, sizeof(float) * (size_t)(n * c->map.dq_width));
     *flag(c, head, index) = !q_clean || !o_clean;
+    if (h == 0)
+        *sum_of(c, b, index) = ra__mask_sum_queries(&c->view, b, tile.t0, n);
 }
 
 void ra__backward_begin(struct ra__backward *w) {
     const struct ra__attn *a = w->a;
     struct call c = new_call(w);
+    const struct ra__kv_block none = {.T = 0};
+    c.view = ra__view_of(&w->q_shard, &none);
     const int64_t tasks = a->B * a->H * c.map.q_tiles;
     _Atomic int64_t next = 0;
 #pragma omp parallel num_threads(a->threads)
@@ -202,10 +222,14 @@ void ra__backward_end(struct ra__backward *w) {
 /* The tile of keys that a task owns. */
 struct key_tile {
     int64_t b, g, index; /* index among the tiles of this kv head: its place in the order of additions to dq */
-    struct ra__tile keys;
-    int64_t panels;
+    int64_t first, panels;
+    struct ra__mask_keys sum[RA__MAX_KEY_PANELS], all;
     bool clean; /* no NaN or infinity in k */
 };
+
+static struct ra__stretch panel_at(const struct call *c, const struct key_tile *kt, int64_t p) {
+    return ra__panel_at(&c->keys, kt->b, kt->first + p);
+}
 
 static void pack_key_tile(const struct call *c, struct key_tile *kt) {
     const struct ra__attn *a = c->w->a;
@@ -213,7 +237,10 @@ static void pack_key_tile(const struct call *c, struct key_tile *kt) {
     float *rows = mine(c, c->map.rows), *kc = mine(c, c->map.kc);
     kt->clean = true;
     for (int64_t p = 0; p < kt->panels; p++) {
-        int64_t ld, n = kt->keys.n - p * lanes < lanes ? kt->keys.n - p * lanes : lanes, t0 = kt->keys.t0 + p * lanes;
+        const int64_t t0 = panel_at(c, kt, p).t0, n = panel_at(c, kt, p).n;
+        int64_t ld;
+        kt->sum[p] = ra__mask_sum_keys(&c->view, kt->b, t0, n);
+        kt->all = p ? ra__mask_join_keys(&kt->all, &kt->sum[p]) : kt->sum[p];
         const float *v = ra__operand_rows(a->k, &c->block->v, kt->b, t0, n, kt->g, a->Dv, rows, &ld);
         a->k->pack_lanes(mine(c, c->map.vt) + p * lanes * c->map.dvw, v, ld, n, a->Dv, 1);
         const float *k = ra__operand_rows(a->k, &c->block->k, kt->b, t0, n, kt->g, a->D, rows, &ld);
@@ -271,11 +298,12 @@ struct rows_seen {
 
 /* s, p, dp, ds of one query tile and one key panel; adds to dk and dv. */
 static struct rows_seen panel_products(const struct call *c, const struct key_tile *kt, int64_t p, int64_t head, const struct ra__tile *q,
-                                       bool q_clean, int64_t *pairs) {
+                                       const struct ra__mask_queries *sum, bool q_clean, int64_t *pairs) {
     const struct ra__attn *a = c->w->a;
-    const int64_t lanes = a->k->lanes, rows = a->k->rows, h = head % a->H, keys = kt->keys.n - p * lanes;
-    struct ra__mask_tile t = {kt->b, q->t0, q->n, kt->keys.t0 + p * lanes, keys < lanes ? keys : lanes};
-    bool full = ra__mask_shrink_queries(&c->view, &t) && t.nk == lanes;
+    const int64_t lanes = a->k->lanes, rows = a->k->rows, h = head % a->H;
+    const struct ra__stretch panel = panel_at(c, kt, p);
+    struct ra__mask_tile t = {kt->b, q->t0, q->n, panel.t0, panel.n};
+    bool full = ra__mask_shrink_queries(&c->view, sum, &kt->sum[p], &t) && t.nk == lanes;
     if (t.nq == 0)
         return (struct rows_seen){0, 0};
     int64_t first = t.q0 - q->t0, aligned = first / rows * rows;
@@ -355,8 +383,9 @@ static void add_dq_non_finite(const struct call *c, const struct key_tile *kt, i
     const int64_t lanes = a->k->lanes;
     float *dq = at(c, c->map.dq) + (head * c->map.padded + q->padded) * c->map.dq_width, *mask = mine(c, c->map.mask);
     for (int64_t p = 0; p < kt->panels; p++) {
-        int64_t keys = kt->keys.n - p * lanes, first = seen[p].first;
-        struct ra__mask_tile t = {kt->b, q->t0 + first, seen[p].end - first, kt->keys.t0 + p * lanes, keys < lanes ? keys : lanes};
+        const int64_t first = seen[p].first;
+        const struct ra__stretch panel = panel_at(c, kt, p);
+        struct ra__mask_tile t = {kt->b, q->t0 + first, seen[p].end - first, panel.t0, panel.n};
         if (t.nq == 0)
             continue;
         ra__mask_fill_by_query(&c->view, &t, head % a->H, (int)lanes, mask);
@@ -367,56 +396,84 @@ static void add_dq_non_finite(const struct call *c, const struct key_tile *kt, i
 /* The owned dk, dv, transposed out of their panels. */
 static void write_key_tile(const struct call *c, const struct key_tile *kt) {
     const struct ra__attn *a = c->w->a;
-    const int64_t lanes = a->k->lanes, first = (kt->b * a->G + kt->g) * c->block->T + kt->keys.t0;
+    const int64_t lanes = a->k->lanes, first = (kt->b * a->G + kt->g) * c->block->T;
     float *lane_scale = mine(c, c->map.lane_scale);
     for (int64_t lane = 0; lane < lanes; lane++)
         lane_scale[lane] = a->scale;
     for (int64_t p = 0; p < kt->panels; p++) {
-        int64_t n = kt->keys.n - p * lanes < lanes ? kt->keys.n - p * lanes : lanes, row = first + p * lanes;
+        const int64_t n = panel_at(c, kt, p).n, row = first + panel_at(c, kt, p).t0;
         a->k->unpack_lanes(c->dk + row * a->D, a->D, mine(c, c->map.dkt) + p * lanes * c->map.d, n, a->D, lane_scale);
         a->k->unpack_lanes(c->dv + row * a->Dv, a->Dv, mine(c, c->map.dvt) + p * lanes * c->map.dv, n, a->Dv, NULL);
     }
+}
+
+/* One query tile and all panels of a key tile. */
+static int64_t tile_products(const struct call *c, const struct key_tile *kt, int64_t head, int64_t index, const struct ra__poll *poll) {
+    const struct ra__tile q = query_tile_at(c, index);
+    struct rows_seen seen[RA__MAX_KEY_PANELS];
+    int64_t pairs = 0;
+    for (int64_t p = 0; p < kt->panels; p++)
+        seen[p] = panel_products(c, kt, p, head, &q, sum_of(c, kt->b, index), !*flag(c, head, index), &pairs);
+    wait_for_turn(turn(c, head, index), kt->index, poll);
+    if (pairs > 0) {
+        add_dq(c, kt, head, &q, seen);
+        if (!kt->clean)
+            add_dq_non_finite(c, kt, head, &q, seen);
+    }
+    if (poll)
+        poll->fn(poll->arg);
+    return pairs;
 }
 
 static int64_t key_task(const struct call *c, int64_t task, const struct ra__poll *poll) {
     const struct ra__attn *a = c->w->a;
     const int64_t kv_head = task / c->k_tiles, group = a->H / a->G;
     struct key_tile kt = {.b = kv_head / a->G, .g = kv_head % a->G, .index = task % c->k_tiles};
-    kt.keys = ra__tile_at(&c->block->stretches, a->k_tile_b, a->k->lanes, kt.index);
-    kt.panels = (kt.keys.n + a->k->lanes - 1) / a->k->lanes;
+    kt.first = kt.index * c->map.k_panels;
+    while (kt.panels < c->map.k_panels && kt.first + kt.panels < c->keys.count && panel_at(c, &kt, kt.panels).n > 0)
+        kt.panels++;
     pack_key_tile(c, &kt);
     int64_t pairs = 0;
-    for (int64_t h = kt.g * group; h < (kt.g + 1) * group; h++)
+    for (int64_t head = kt.b * a->H + kt.g * group; head < kt.b * a->H + (kt.g + 1) * group; head++)
         for (int64_t i = 0; i < c->map.q_tiles; i++) {
-            const int64_t head = kt.b * a->H + h;
-            const struct ra__tile q = query_tile_at(c, i);
-            struct rows_seen seen[RA__MAX_KEY_PANELS];
-            int64_t before = pairs;
-            for (int64_t p = 0; p < kt.panels; p++)
-                seen[p] = panel_products(c, &kt, p, head, &q, !*flag(c, head, i), &pairs);
-            wait_for_turn(turn(c, head, i), kt.index, poll);
-            if (pairs > before) {
-                add_dq(c, &kt, head, &q, seen);
-                if (!kt.clean)
-                    add_dq_non_finite(c, &kt, head, &q, seen);
-            }
+            if (kt.panels && ra__mask_meets(sum_of(c, kt.b, i), &kt.all))
+                pairs += tile_products(c, &kt, head, i, poll);
+            else
+                wait_for_turn(turn(c, head, i), kt.index, poll);
             atomic_store_explicit(turn(c, head, i), kt.index + 1, memory_order_release);
-            if (poll)
-                poll->fn(poll->arg);
         }
+    if (poll) /* also where there was nothing to compute */
+        poll->fn(poll->arg);
     write_key_tile(c, &kt);
     return pairs;
 }
 
+/* Panels of the block's keys, anew at the edges of documents. */
+static struct ra__panels cut_keys(const struct call *c) {
+    const struct ra__attn *a = c->w->a;
+    const bool edges = c->view.k_segment || c->view.q.edges;
+    struct ra__panels p = {.shared = !c->view.k_segment};
+    struct ra__stretch *panel = (struct ra__stretch *)(c->w->workspace + c->map.key_panels);
+    p.panel = panel;
+    for (int64_t b = 0; b < (p.shared ? 1 : a->B); b++) {
+        const int64_t n = ra__cut_panels(&c->block->stretches, a->k->lanes, edges ? ra__mask_edge_of_keys : NULL, &c->view, b, NULL);
+        p.count = n > p.count ? n : p.count;
+    }
+    memset(panel, 0, sizeof *panel * (size_t)(p.count * (p.shared ? 1 : a->B)));
+    for (int64_t b = 0; b < (p.shared ? 1 : a->B); b++)
+        ra__cut_panels(&c->block->stretches, a->k->lanes, edges ? ra__mask_edge_of_keys : NULL, &c->view, b, panel + b * p.count);
+    return p;
+}
+
 void ra__backward_block(struct ra__backward *w, const struct ra__kv_block *block, float *dk, float *dv, struct ra__poll poll) {
     const struct ra__attn *a = w->a;
-    const struct ra__q_shard *q = &w->q_shard;
     struct call c = new_call(w);
     c.block = block;
-    c.view = (struct ra__mask_view){q->last, block->position, q->segment, block->segment, q->T, block->T, q->bias};
+    c.view = ra__view_of(&w->q_shard, block);
     c.dk = dk;
     c.dv = dv;
-    c.k_tiles = ra__tile_count(&block->stretches, a->k_tile_b);
+    c.keys = cut_keys(&c);
+    c.k_tiles = (c.keys.count + c.map.k_panels - 1) / c.map.k_panels;
     const int64_t tasks = a->B * a->G * c.k_tiles;
     for (int64_t i = 0; i < a->B * a->H * c.map.q_tiles; i++)
         atomic_store_explicit(turn(&c, 0, i), 0, memory_order_relaxed);

@@ -242,7 +242,9 @@ static void add_values(const struct call *c, const struct task *now, bool masked
 static int64_t run_task(const struct call *c, const struct task *now) {
     const struct ra__attn *a = c->f->a;
     struct ra__mask_tile seen = {now->b, 0, c->f->q_shard.T, now->t0, now->n};
-    const bool full = ra__mask_shrink_keys(&c->view, &seen) && seen.nk == now->n;
+    const struct ra__mask_queries queries = ra__mask_sum_queries(&c->view, now->b, 0, c->f->q_shard.T);
+    const struct ra__mask_keys keys = ra__mask_sum_keys(&c->view, now->b, now->t0, now->n);
+    const bool full = ra__mask_shrink_keys(&c->view, &queries, &keys, &seen) && seen.nk == now->n;
     int64_t visible = now->n * now->heads * c->map.n_rows;
     for (int64_t head = 0; head < now->heads; head++)
         clear(c, partial_at(c, c->map.partials, (now->b * a->G + now->g0 + head) * c->map.chunks + now->index));
@@ -308,7 +310,7 @@ void ra__decode_block(struct ra__forward *f, const struct ra__kv_block *block, b
     const struct ra__attn *a = f->a;
     const struct ra__q_shard *q = &f->q_shard;
     struct ra__layout w = {0, false};
-    struct call c = {f, block, {q->last, block->position, q->segment, block->segment, q->T, block->T, q->bias}, {0}, 0, 0, 0};
+    struct call c = {f, block, ra__view_of(q, block), {0}, 0, 0, 0};
     c.map = layout(a, q->T, f->Tk_max, &w);
     share_out(&c);
     const int64_t kv_heads = a->B * a->G, tasks = a->B * c.groups * c.chunks;

@@ -19,31 +19,27 @@ void ra__attn_scale(struct ra__attn *a, double scale) {
 
 /* Offsets in bytes from the workspace, and what they are computed from. */
 struct map {
-    int64_t k, v, flags, o, m, l, scratch, scratch_bytes;
-    int64_t q, tile_o, tile_m, tile_l, s, mask, alpha, rows; /* from a thread's scratch */
-    int64_t k_head, v_head;                                  /* floats of packed K, V of one (batch, kv head) */
-    int64_t panels;                                          /* query panels of one head */
-    int64_t d, d_left;                                       /* words of D values in q; in k, which is a left-hand side */
-    int64_t dv;                                              /* Dv rounded up to the register tile */
+    int64_t k, v, flags, keys, o, m, l, scratch, scratch_bytes;
+    int64_t q, tile_o, tile_m, tile_l, s, mask, alpha, rows, sums; /* from a thread's scratch */
+    int64_t k_head, v_head;                                        /* floats of packed K, V of one (batch, kv head) */
+    int64_t d, d_left;                                             /* words of D values in q; in k, which is a left-hand side */
+    int64_t dv;                                                    /* Dv rounded up to the register tile */
     int64_t k_tile, flags_head;
 };
 
-static struct map layout(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk, bool keep_state, struct ra__layout *w) {
+static struct map layout(const struct ra__attn *a, int64_t panels, int64_t Tk, bool keep_state, struct ra__layout *w) {
     const int64_t lanes = a->k->lanes, heads = ra__mul(a->B, a->H, &w->overflow), kv_heads = ra__mul(a->B, a->G, &w->overflow);
     const int64_t f = sizeof(float), widest = a->D > a->Dv ? a->D : a->Dv;
     struct map p = {
         .d = ra__words(a->k, a->D), .d_left = ra__left_words(a->k, a->D), .dv = ra__round_up(a->Dv, a->k->rows), .k_tile = a->k_tile};
-    int64_t tokens = 0;
-    for (int i = 0; i < q->count; i++)
-        tokens += ra__round_up(q->part[i].n, lanes);
-    p.panels = tokens / lanes;
     p.k_head = ra__mul(ra__padded_rows(Tk, a->k->rows), p.d_left, &w->overflow);
     p.v_head = ra__mul(ra__padded_rows(Tk, a->k->rows) / a->k->pair, p.dv, &w->overflow);
     p.flags_head = Tk / p.k_tile + 3;
     p.k = ra__reserve(w, ra__mul(kv_heads, p.k_head, &w->overflow), f);
     p.v = ra__reserve(w, ra__mul(kv_heads, p.v_head, &w->overflow), f);
     p.flags = ra__reserve(w, kv_heads, p.flags_head);
-    const int64_t state = keep_state ? ra__mul(heads, tokens, &w->overflow) : 0;
+    p.keys = ra__reserve(w, ra__mul(kv_heads, p.flags_head, &w->overflow), sizeof(struct ra__mask_keys));
+    const int64_t state = keep_state ? ra__mul(heads, ra__mul(panels, lanes, &w->overflow), &w->overflow) : 0;
     p.o = ra__reserve(w, ra__mul(state, p.dv, &w->overflow), f);
     p.m = ra__reserve(w, state, f);
     p.l = ra__reserve(w, state, f);
@@ -57,15 +53,16 @@ static struct map layout(const struct ra__attn *a, const struct ra__stretches *q
     p.mask = ra__reserve(&t, ra__mul(p.k_tile + a->k->rows, lanes, &t.overflow), f);
     p.alpha = ra__reserve(&t, lanes, f);
     p.rows = ra__reserve(&t, ra__mul(p.k_tile > lanes ? p.k_tile : lanes, ra__row_scratch(widest), &t.overflow), f);
+    p.sums = ra__reserve(&t, a->q_tile / lanes, sizeof(struct ra__mask_queries));
     w->overflow |= t.overflow;
     p.scratch_bytes = t.total;
     p.scratch = ra__reserve(w, a->threads, t.total);
     return p;
 }
 
-int64_t ra__forward_bytes(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk_max, bool keep_state) {
+int64_t ra__forward_bytes(const struct ra__attn *a, int64_t panels, int64_t Tk_max, bool keep_state) {
     struct ra__layout w = {0, false};
-    layout(a, q, Tk_max, keep_state, &w);
+    layout(a, panels, Tk_max, keep_state, &w);
     return w.overflow ? -1 : w.total;
 }
 
@@ -91,6 +88,10 @@ static uint8_t *flag(const struct call *c, int64_t kv_head, int64_t tile) {
     return (uint8_t *)c->f->workspace + c->map.flags + kv_head * c->map.flags_head + tile;
 }
 
+static struct ra__mask_keys *keys_in_short(const struct call *c, int64_t kv_head, int64_t tile) {
+    return (struct ra__mask_keys *)(c->f->workspace + c->map.keys) + kv_head * c->map.flags_head + tile;
+}
+
 static void pack_key_tile(const struct call *c, int64_t task) {
     const struct ra__attn *a = c->f->a;
     const int64_t kv_head = task / c->k_tiles, index = task % c->k_tiles, b = kv_head / a->G, g = kv_head % a->G;
@@ -104,20 +105,21 @@ static void pack_key_tile(const struct call *c, int64_t task) {
     v = ra__finite_rows(a->k, v, &ld, tile.n, a->Dv, rows, &clean);
     a->k->pack_transposed(at(c, c->map.v) + kv_head * c->map.v_head + tile.padded / a->k->pair * c->map.dv, v, ld, tile.n, a->Dv);
     *flag(c, kv_head, index) = !clean;
+    *keys_in_short(c, kv_head, index) = ra__mask_sum_keys(&c->view, b, tile.t0, tile.n);
 }
 
-/* The state of one query tile: in the workspace across blocks, or in scratch. */
+/* The state of one query tile, which begins with panel `first`: in the workspace across blocks, or in scratch. */
 struct tile_state {
     float *o, *m, *l;
 };
 
-static struct tile_state state_of(const struct call *c, int64_t head, int64_t padded) {
+static struct tile_state state_of(const struct call *c, int64_t head, int64_t first) {
     const struct map *p = &c->map;
     if (!c->f->keep_state) {
         char *s = scratch(c);
         return (struct tile_state){(float *)(s + p->tile_o), (float *)(s + p->tile_m), (float *)(s + p->tile_l)};
     }
-    int64_t row = head * p->panels * c->f->a->k->lanes + padded;
+    int64_t row = (head * c->f->q_shard.panels.count + first) * c->f->a->k->lanes;
     return (struct tile_state){at(c, p->o) + row * p->dv, at(c, p->m) + row, at(c, p->l) + row};
 }
 
@@ -138,12 +140,12 @@ static void add_non_finite(const struct call *c, const struct ra__mask_tile *t, 
 }
 
 /* One query panel against one key tile. */
-static int64_t fold_panel(const struct call *c, int64_t head, const struct ra__tile *keys, int64_t key_tile, int64_t q0, int64_t nq,
-                          const float *q, struct tile_state state) {
+static int64_t fold_panel(const struct call *c, int64_t head, const struct ra__tile *keys, int64_t key_tile,
+                          const struct ra__stretch *panel, const struct ra__mask_queries *sum, const float *q, struct tile_state state) {
     const struct ra__attn *a = c->f->a;
     const int64_t b = head / a->H, h = head % a->H, g = h / (a->H / a->G), kv_head = b * a->G + g, rows = a->k->rows;
-    struct ra__mask_tile t = {b, q0, nq, keys->t0, keys->n};
-    bool full = ra__mask_shrink_keys(&c->view, &t);
+    struct ra__mask_tile t = {b, panel->t0, panel->n, keys->t0, keys->n};
+    bool full = ra__mask_shrink_keys(&c->view, sum, keys_in_short(c, kv_head, key_tile), &t);
     if (t.nk == 0)
         return 0;
     int64_t low = t.k0 - keys->t0, aligned = low / rows * rows; /* packed keys come in groups of `rows` */
@@ -153,7 +155,7 @@ static int64_t fold_panel(const struct call *c, int64_t head, const struct ra__t
 
     float *s = (float *)(scratch(c) + c->map.s), *mask = (float *)(scratch(c) + c->map.mask);
     float *alpha = (float *)(scratch(c) + c->map.alpha);
-    const int64_t clear = full ? t.nk : ra__mask_clear_keys(&c->view, &t) / a->k->pair * a->k->pair;
+    const int64_t clear = full ? t.nk : ra__mask_clear_keys(&c->view, sum, &t) / a->k->pair * a->k->pair;
     int64_t visible = t.nq * clear;
     if (clear < t.nk) {
         const struct ra__mask_tile rest = {b, t.q0, t.nq, t.k0 + clear, t.nk - clear};
@@ -191,51 +193,82 @@ static void write_panel(const struct call *c, int64_t head, int64_t q0, int64_t 
     ra__store_rows(a->k, &f->out, b, q0, nq, h, a->Dv, rows, a->Dv);
 }
 
-static int64_t query_tile(const struct call *c, int64_t head, int64_t index, const struct ra__poll *poll) {
+/* The panels of one query tile, in sum and as packed operands. */
+struct query_tile {
+    int64_t head, first, panels; /* first: of the head's panels */
+    struct ra__mask_queries *sum, all;
+    struct tile_state state;
+    float *q;
+};
+
+static struct ra__stretch panel_at(const struct call *c, const struct query_tile *t, int64_t p) {
+    return ra__panel_at(&c->f->q_shard.panels, t->head / c->f->a->H, t->first + p);
+}
+
+static struct tile_state panel_state(const struct call *c, const struct query_tile *t, int64_t p) {
+    const int64_t row = p * c->f->a->k->lanes;
+    return (struct tile_state){t->state.o + row * c->map.dv, t->state.m + row, t->state.l + row};
+}
+
+static struct query_tile begin_tile(const struct call *c, int64_t head, int64_t index) {
     const struct ra__attn *a = c->f->a;
-    const int64_t lanes = a->k->lanes, b = head / a->H, h = head % a->H;
-    const struct ra__tile tile = ra__tile_at(&c->f->q_shard.stretches, a->q_tile, lanes, index);
-    const int64_t panels = (tile.n + lanes - 1) / lanes;
-    struct tile_state state = state_of(c, head, tile.padded);
-    float *q = (float *)(scratch(c) + c->map.q), *rows = (float *)(scratch(c) + c->map.rows);
+    const int64_t lanes = a->k->lanes, b = head / a->H, h = head % a->H, most = a->q_tile / lanes;
+    const int64_t left = c->f->q_shard.panels.count - index * most;
+    struct query_tile t = {.head = head, .first = index * most, .panels = left < most ? left : most};
+    t.sum = (struct ra__mask_queries *)(scratch(c) + c->map.sums);
+    t.state = state_of(c, head, t.first);
+    t.q = (float *)(scratch(c) + c->map.q);
     if (c->first) {
-        memset(state.o, 0, sizeof(float) * (size_t)(panels * lanes * c->map.dv));
-        for (int64_t i = 0; i < panels * lanes; i++) {
-            state.m[i] = -INFINITY;
-            state.l[i] = 0;
+        memset(t.state.o, 0, sizeof(float) * (size_t)(t.panels * lanes * c->map.dv));
+        for (int64_t i = 0; i < t.panels * lanes; i++) {
+            t.state.m[i] = -INFINITY;
+            t.state.l[i] = 0;
         }
     }
-    for (int64_t p = 0; p < panels && c->k_tiles; p++) {
-        int64_t ld, n = tile.n - p * lanes < lanes ? tile.n - p * lanes : lanes;
-        const float *from = ra__operand_rows(a->k, &c->f->q, b, tile.t0 + p * lanes, n, h, a->D, rows, &ld);
-        a->k->pack_lanes(q + p * lanes * c->map.d, from, ld, n, a->D, a->q_scale);
+    for (int64_t p = 0; p < t.panels && c->k_tiles; p++) {
+        int64_t ld;
+        const struct ra__stretch panel = panel_at(c, &t, p);
+        const float *from = ra__operand_rows(a->k, &c->f->q, b, panel.t0, panel.n, h, a->D, (float *)(scratch(c) + c->map.rows), &ld);
+        a->k->pack_lanes(t.q + p * lanes * c->map.d, from, ld, panel.n, a->D, a->q_scale);
+        t.sum[p] = ra__mask_sum_queries(&c->view, b, panel.t0, panel.n);
+        t.all = p ? ra__mask_join_queries(&t.all, &t.sum[p]) : t.sum[p];
     }
+    return t;
+}
+
+static int64_t query_tile(const struct call *c, int64_t head, int64_t index, const struct ra__poll *poll) {
+    const struct ra__attn *a = c->f->a;
+    const int64_t lanes = a->k->lanes, kv_head = head / a->H * a->G + head % a->H / (a->H / a->G);
+    const struct query_tile t = begin_tile(c, head, index);
     int64_t visible = 0;
     for (int64_t i = 0; i < c->k_tiles; i++) {
+        if (!ra__mask_meets(&t.all, keys_in_short(c, kv_head, i)))
+            continue;
         struct ra__tile keys = ra__tile_at(&c->block->stretches, a->k_tile, a->k->rows, i);
-        for (int64_t p = 0; p < panels; p++) {
-            int64_t n = tile.n - p * lanes < lanes ? tile.n - p * lanes : lanes, row = p * lanes;
-            struct tile_state panel = {state.o + row * c->map.dv, state.m + row, state.l + row};
-            visible += fold_panel(c, head, &keys, i, tile.t0 + row, n, q + row * c->map.d, panel);
+        for (int64_t p = 0; p < t.panels; p++) {
+            const struct ra__stretch panel = panel_at(c, &t, p);
+            visible += fold_panel(c, head, &keys, i, &panel, &t.sum[p], t.q + p * lanes * c->map.d, panel_state(c, &t, p));
         }
         if (poll)
             poll->fn(poll->arg);
     }
-    for (int64_t p = 0; p < panels && c->last; p++) {
-        int64_t n = tile.n - p * lanes < lanes ? tile.n - p * lanes : lanes, row = p * lanes;
-        write_panel(c, head, tile.t0 + row, n, (struct tile_state){state.o + row * c->map.dv, state.m + row, state.l + row});
+    if (poll) /* also where there was nothing to compute */
+        poll->fn(poll->arg);
+    for (int64_t p = 0; p < t.panels && c->last; p++) {
+        const struct ra__stretch panel = panel_at(c, &t, p);
+        write_panel(c, head, panel.t0, panel.n, panel_state(c, &t, p));
     }
     return visible;
 }
 
 void ra__forward_block(struct ra__forward *f, const struct ra__kv_block *block, bool first, bool last, struct ra__poll poll) {
     const struct ra__attn *a = f->a;
-    const struct ra__q_shard *q = &f->q_shard;
+    const int64_t panels = f->q_shard.panels.count, most = a->q_tile / a->k->lanes;
     struct ra__layout w = {0, false};
-    struct call c = {f, block, {q->last, block->position, q->segment, block->segment, q->T, block->T, q->bias}, {0}, first, last, 0};
-    c.map = layout(a, &q->stretches, f->Tk_max, f->keep_state, &w);
+    struct call c = {f, block, ra__view_of(&f->q_shard, block), {0}, first, last, 0};
+    c.map = layout(a, panels, f->Tk_max, f->keep_state, &w);
     c.k_tiles = ra__tile_count(&block->stretches, a->k_tile);
-    const int64_t pack_tasks = a->B * a->G * c.k_tiles, q_tiles = ra__tile_count(&q->stretches, a->q_tile), tasks = a->B * a->H * q_tiles;
+    const int64_t pack_tasks = a->B * a->G * c.k_tiles, q_tiles = (panels + most - 1) / most, tasks = a->B * a->H * q_tiles;
     _Atomic int64_t next_pack = 0, next_tile = 0;
     int64_t pairs = 0;
 #pragma omp parallel num_threads(a->threads) reduction(+ : pairs)

@@ -48,13 +48,24 @@ struct ra__kv_block {
     const int32_t *segment;  /* [B,T] or NULL */
 };
 
-/* The resident queries of this rank. */
+/* Lane panels of tokens: runs of at most `lanes` that cross neither the end of a stretch nor, where that pays, the edge of a document. */
+struct ra__panels {
+    const struct ra__stretch *panel; /* [count] of batch element 0, then those of element 1 ...; n = 0: not used by this one */
+    int64_t count;
+    bool shared; /* all batch elements have the same */
+};
+
+/* The resident queries of this rank. For the last four and the spans see mask.h. */
 struct ra__q_shard {
     int64_t T;
     struct ra__stretches stretches;
-    const int64_t *last;    /* [T], see mask.h */
+    struct ra__panels panels; /* of the forward's lanes */
+    struct ra__spans spans;
     const int32_t *segment; /* [B,T] or NULL */
     const ra_tensor *bias;  /* or NULL */
+    const int64_t *kv_lens; /* [B] or NULL */
+    const float *alibi;     /* [H] or NULL */
+    const int64_t *aligned; /* [T], with alibi */
 };
 
 /* Called by the thread that called the driver, between tiles: progress the exchange. A failure is the callee's to remember. */
@@ -63,8 +74,9 @@ struct ra__poll {
     void *arg;
 };
 
-/* Workspace of the forward: bytes for at most Tk_max keys a block. keep_state: more than one block will be folded in. */
-int64_t ra__forward_bytes(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk_max, bool keep_state);
+/* Workspace of the forward: bytes for `panels` panels of queries and at most Tk_max keys a block. keep_state: more than one block will be
+ * folded in. */
+int64_t ra__forward_bytes(const struct ra__attn *a, int64_t panels, int64_t Tk_max, bool keep_state);
 
 struct ra__forward {
     const struct ra__attn *a;

@@ -6,6 +6,23 @@
 
 #include "base/half.h"
 
+int64_t ra__cut_panels(const struct ra__stretches *s, int64_t lanes, ra__edge_fn *edge, const struct ra__mask_view *v, int64_t b,
+                       struct ra__stretch *out) {
+    int64_t count = 0;
+    for (int i = 0; i < s->count; i++) {
+        const int64_t end = s->part[i].t0 + s->part[i].n;
+        for (int64_t begin = s->part[i].t0, next; begin < end; begin = next) {
+            next = edge && end - begin > lanes ? begin + lanes : end;
+            while (next < end && !edge(v, b, next))
+                next++;
+            for (int64_t t = begin; t < next; t += lanes, count++)
+                if (out)
+                    out[count] = (struct ra__stretch){t, next - t < lanes ? next - t : lanes};
+        }
+    }
+    return count;
+}
+
 static int64_t offset(const ra_tensor *x, int64_t b, int64_t t, int64_t h) {
     return b * x->stride[0] + t * x->stride[1] + h * x->stride[2];
 }

@@ -39,6 +39,37 @@ static inline int64_t ra__padded_rows(int64_t T, int64_t multiple) {
     return ra__round_up(T, multiple) + multiple;
 }
 
+static inline struct ra__mask_view ra__view_of(const struct ra__q_shard *q, const struct ra__kv_block *block) {
+    return (struct ra__mask_view){.q = q->spans,
+                                  .k_position = block->position,
+                                  .q_segment = q->segment,
+                                  .k_segment = block->segment,
+                                  .Tq = q->T,
+                                  .Tk = block->T,
+                                  .bias = q->bias,
+                                  .kv_lens = q->kv_lens,
+                                  .alibi = q->alibi,
+                                  .q_aligned = q->aligned};
+}
+
+/* Panel i of batch element b. */
+static inline struct ra__stretch ra__panel_at(const struct ra__panels *p, int64_t b, int64_t i) {
+    return p->panel[(p->shared ? 0 : b * p->count) + i];
+}
+
+/* ra__mask_edge_of_queries or of keys. */
+typedef bool ra__edge_fn(const struct ra__mask_view *v, int64_t b, int64_t t);
+
+/* Cuts stretches into panels of `lanes` tokens, beginning anew at edges, but never after fewer than `lanes` tokens: a panel across an edge
+ * computes on the keys of both sides for all its lanes. edge NULL: there are none. out NULL: only counts. */
+int64_t ra__cut_panels(const struct ra__stretches *s, int64_t lanes, ra__edge_fn *edge, const struct ra__mask_view *v, int64_t b,
+                       struct ra__stretch *out);
+
+/* The most panels that T tokens can be cut into. */
+static inline int64_t ra__most_panels(int64_t T, int64_t lanes) {
+    return 2 * (T / lanes) + 4;
+}
+
 /* Words that k values take in an operand. */
 static inline int64_t ra__words(const struct ra__kernels *kernels, int64_t k) {
     return (k + kernels->pair - 1) / kernels->pair;

@@ -15,8 +15,7 @@
 #include "rank_io.h"
 #include "report.h"
 
-static const slot results[] = {OUT, LSE, DQ, DK, DV};
-enum { RESULTS = sizeof results / sizeof results[0] };
+enum { MOST_RESULTS = SLOTS - OUT };
 
 /* One rank's work. */
 typedef struct job {
@@ -24,14 +23,20 @@ typedef struct job {
     input in;
     tensors t;
     output out;
-    st_tensor described[RESULTS]; /* the tensors of the output file */
-    char *prefix;                 /* and what stands before them */
+    slot results[MOST_RESULTS];
+    st_tensor described[MOST_RESULTS]; /* the tensors of the output file */
+    int result_count;
+    char *prefix; /* and what stands before them */
     int64_t prefix_bytes, file_bytes;
     run run;
 } job;
 
-static int result_count(const job *j) {
-    return j->w->o->backward ? RESULTS : 2;
+static void choose_results(job *j) {
+    const options *o = j->w->o;
+    const int wanted[MOST_RESULTS] = {1, 1, o->backward, o->backward, o->backward, o->row_max, o->dbias, o->dsinks}; /* from OUT on */
+    for (int i = 0; i < MOST_RESULTS; i++)
+        if (wanted[i])
+            j->results[j->result_count++] = (slot)(OUT + i);
 }
 
 /* With -v: what in the file is not used. */
@@ -49,13 +54,13 @@ static void note_ignored(const job *j) {
 /* The output's header follows from the input's, so every rank works it out for itself. */
 static int describe_output(job *j) {
     static const char *const types[] = {"F32", "BF16", "F16"};
-    for (int i = 0; i < result_count(j); i++) {
+    for (int i = 0; i < j->result_count; i++) {
         st_tensor *x = &j->described[i];
-        x->name = (char *)(uintptr_t)slot_name(results[i]);
-        strcpy(x->dtype, results[i] == OUT ? types[j->t.problem.dtype] : "F32");
-        x->axes = tensors_shape(&j->t, results[i], x->shape);
+        x->name = (char *)(uintptr_t)slot_name(j->results[i]);
+        strcpy(x->dtype, j->results[i] == OUT ? types[j->t.problem.dtype] : "F32");
+        x->axes = tensors_shape(&j->t, j->results[i], x->shape);
     }
-    return st_layout(j->described, result_count(j), &j->prefix, &j->prefix_bytes, &j->file_bytes, &j->w->failure);
+    return st_layout(j->described, j->result_count, &j->prefix, &j->prefix_bytes, &j->file_bytes, &j->w->failure);
 }
 
 /* The peak takes a tenth of a second, so it is measured only to be printed. */
@@ -66,10 +71,14 @@ static int wants_peak(const options *o) {
 /* All ranks must work on the same file with the same options; what the library does not compare itself is compared here. */
 static int compare_ranks(job *j) {
     const options *o = j->w->o;
-    uint64_t mine[5] = {j->in.header.digest, (uint64_t)o->repeat, (uint64_t)o->order, (uint64_t)o->backward, (uint64_t)wants_peak(o)};
-    static const char *const differ[5] = {"its input has another header", "--repeat differs", "--order differs", "--backward differs",
-                                          "--json or --quiet differs"};
-    uint64_t(*all)[5] = calloc((size_t)j->w->size, sizeof *all);
+    const uint64_t outputs = (uint64_t)o->row_max | (uint64_t)o->dbias << 1 | (uint64_t)o->dsinks << 2;
+    uint64_t mine[] = {j->in.header.digest,   (uint64_t)o->repeat,     (uint64_t)o->order,
+                       (uint64_t)o->backward, (uint64_t)wants_peak(o), outputs};
+    enum { COMPARED = sizeof mine / sizeof mine[0] };
+    static const char *const differ[COMPARED] = {
+        "its input has another header", "--repeat differs",          "--order differs",
+        "--backward differs",           "--json or --quiet differs", "--row-max, --dbias or --dsinks differs"};
+    uint64_t(*all)[COMPARED] = calloc((size_t)j->w->size, sizeof *all);
     if (!all)
         fail_memory(&j->w->failure, j->w->size * (int64_t)sizeof *all, "the list of ranks");
     if (worker_agree(j->w) || worker_gather(j->w, mine, all, sizeof mine, "comparing the ranks' options")) {
@@ -77,7 +86,7 @@ static int compare_ranks(job *j) {
         return -1;
     }
     for (int r = 0; r < j->w->size; r++)
-        for (int i = 0; i < 5; i++)
+        for (int i = 0; i < COMPARED; i++)
             if (all[r][i] != all[0][i])
                 fail(&j->w->failure, EXIT_RANKS, "the ranks disagree: rank %d is unlike rank 0: %s", r, differ[i]);
     free(all);
@@ -122,10 +131,12 @@ static int read_phase(job *j) {
         if (tensors_allocate(&j->t, s, j->in.dtype[s], &w->failure) == 0)
             rank_read(&j->t, s, j->in.fd, j->in.tensor[s], j->in.path, &w->failure);
     }
-    for (int i = 0; i < result_count(j) && !w->failure.status; i++) {
+    if (!w->failure.status)
+        input_finish(&j->in, w->o, &j->t, &w->failure);
+    for (int i = 0; i < j->result_count && !w->failure.status; i++) {
         /* The backward wants out in fp32 whatever it will be stored as. */
-        int narrow = results[i] == OUT && !w->o->backward;
-        tensors_allocate(&j->t, results[i], narrow ? j->t.problem.dtype : RA_F32, &w->failure);
+        int narrow = j->results[i] == OUT && !w->o->backward;
+        tensors_allocate(&j->t, j->results[i], narrow ? j->t.problem.dtype : RA_F32, &w->failure);
     }
     return worker_agree(w);
 }
@@ -141,8 +152,8 @@ static int write_phase(job *j) {
     worker *w = j->w;
     worker_note(w, "writing %s, %" PRId64 " bytes", w->o->output, j->file_bytes);
     narrow_out(j);
-    for (int i = 0; i < result_count(j) && !w->failure.status; i++)
-        rank_write(&j->t, results[i], j->out.fd, &j->described[i], j->out.path, &w->failure);
+    for (int i = 0; i < j->result_count && !w->failure.status; i++)
+        rank_write(&j->t, j->results[i], j->out.fd, &j->described[i], j->out.path, &w->failure);
     if (!w->failure.status)
         output_sync(&j->out, &w->failure);
     if (worker_agree(w))
@@ -180,6 +191,7 @@ static void attend_body(worker *w, void *user) {
     }
     j->w = w;
     j->in.fd = j->out.fd = -1;
+    choose_results(j);
     /* Segment ids must be read before planning: the plan copies them. */
     if (open_phase(j) == 0 && create_phase(j) == 0 && read_phase(j) == 0 && run_open(&j->run, w, &j->t) == 0 && compute_phase(j) == 0 &&
         write_phase(j) == 0)

@@ -45,7 +45,8 @@ static int fill(tensors *t, int rank, int64_t segments, failure *f) {
     const ra_problem *p = &t->problem;
     for (slot s = Q; s < SLOTS; s++) {
         const int ids = s == Q_IDS || s == KV_IDS;
-        if (s == DLSE || s == BIAS || (ids && !segments) || (!p->backward && (s == DOUT || s == DQ || s == DK || s == DV)))
+        const int gradient = s == DOUT || s == DQ || s == DK || s == DV;
+        if (!(s <= V || s == OUT || s == LSE || (ids && segments) || (gradient && p->backward)))
             continue;
         if (tensors_allocate(t, s, s <= DOUT ? p->dtype : RA_F32, f))
             return -1;

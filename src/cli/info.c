@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "commands.h"
+#include "matrix.h"
 #include "report.h"
 
 /* The text after the colon of the first line of a /proc file that begins with key. */
@@ -79,7 +80,13 @@ int command_info(const options *o) {
         fail(&f, EXIT_USAGE, "info takes no argument, but there is %s", o->operands[0]);
         return failure_print(&f);
     }
+    if (o->matrix && !o->json) {
+        matrix_print();
+        return 0;
+    }
     json_t *object = json_object();
+    if (object && o->matrix)
+        json_object_set_new(object, "matrix", matrix_json());
     if (!object)
         fail_memory(&f, 0, "the report");
     else if (add_features(object, &f) == 0)

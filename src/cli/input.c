@@ -18,18 +18,24 @@ static int is_float(const st_tensor *t, ra_dtype *dtype) {
     return 0;
 }
 
+/* The types that a tensor may have, in words. */
+static const char *type_of(slot s) {
+    if (s == Q_IDS || s == KV_IDS || s == KV_LENS || s == CU_Q || s == CU_KV)
+        return "I32";
+    if (s == SLICES)
+        return "I64";
+    return s == DLSE || s == ALIBI || s == SINKS || s == TEMPERATURE ? "F32" : "F32, BF16 or F16";
+}
+
 static int check_types(input *in, failure *f) {
-    for (slot s = 0; s < SLOTS; s++) {
+    for (slot s = 0; s < OUT; s++) {
         const st_tensor *t = in->tensor[s];
-        int ids = s == Q_IDS || s == KV_IDS;
-        if (!t || s >= OUT)
+        if (!t)
             continue;
-        if (ids && strcmp(t->dtype, "I32") != 0)
-            return fail(f, EXIT_BAD_INPUT, "%s: tensor %s is %s, must be I32", in->path, t->name, t->dtype);
-        if (!ids && !is_float(t, &in->dtype[s]))
-            return fail(f, EXIT_BAD_INPUT, "%s: tensor %s is %s, must be F32, BF16 or F16", in->path, t->name, t->dtype);
-        if (s == DLSE && in->dtype[s] != RA_F32)
-            return fail(f, EXIT_BAD_INPUT, "%s: tensor dlse is %s, must be F32", in->path, t->dtype);
+        const char *type = type_of(s);
+        int any_float = strlen(type) > 3;
+        if (any_float ? !is_float(t, &in->dtype[s]) : strcmp(t->dtype, type) != 0)
+            return fail(f, EXIT_BAD_INPUT, "%s: tensor %s is %s, must be %s", in->path, t->name, t->dtype, type);
     }
     if (in->dtype[K] != in->dtype[Q] || in->dtype[V] != in->dtype[Q])
         return fail(f, EXIT_BAD_INPUT, "%s: q is %s, k %s, v %s: the types must be the same", in->path, in->tensor[Q]->dtype,
@@ -44,9 +50,13 @@ static int find_ids(input *in, failure *f) {
                     in->tensor[Q_IDS] ? "q_segment_ids" : "kv_segment_ids");
     if (both)
         in->tensor[Q_IDS] = in->tensor[KV_IDS] = both;
-    if (!in->tensor[Q_IDS] != !in->tensor[KV_IDS])
-        return fail(f, EXIT_BAD_INPUT, "%s: %s is there without %s", in->path, slot_name(in->tensor[Q_IDS] ? Q_IDS : KV_IDS),
-                    slot_name(in->tensor[Q_IDS] ? KV_IDS : Q_IDS));
+    static const slot pairs[][2] = {{Q_IDS, KV_IDS}, {CU_Q, CU_KV}};
+    for (int i = 0; i < 2; i++) {
+        slot a = pairs[i][0], b = pairs[i][1];
+        if (!in->tensor[a] != !in->tensor[b])
+            return fail(f, EXIT_BAD_INPUT, "%s: %s is there without %s", in->path, slot_name(in->tensor[a] ? a : b),
+                        slot_name(in->tensor[a] ? b : a));
+    }
     return 0;
 }
 
@@ -122,11 +132,82 @@ static int take_bias(const input *in, tensors *t, failure *f) {
     const int64_t full[4] = {p->B, p->H, p->Sq, p->Skv};
     char found[160];
     for (int i = 0; i < 4; i++)
-        if (x->axes != 4 || (x->shape[i] != full[i] && (i == 3 || x->shape[i] != 1)))
+        if (x->axes != 4 || (x->shape[i] != full[i] && x->shape[i] != 1))
             return fail(f, EXIT_BAD_INPUT,
-                        "%s: tensor bias is %s, must be [%" PRId64 " or 1, %" PRId64 " or 1, %" PRId64 " or 1, %" PRId64 "]", in->path,
+                        "%s: tensor bias is %s, must be [%" PRId64 " or 1, %" PRId64 " or 1, %" PRId64 " or 1, %" PRId64 " or 1]", in->path,
                         shape_text(x->shape, x->axes, found), full[0], full[1], full[2], full[3]);
     memcpy(t->bias_axes, x->shape, sizeof t->bias_axes);
+    return 0;
+}
+
+/* How many packed sequences and slices there are. */
+static int take_counts(const input *in, ra_problem *p, failure *f) {
+    char found[160];
+    const st_tensor *q = in->tensor[CU_Q], *kv = in->tensor[CU_KV], *slices = in->tensor[SLICES];
+    for (int i = 0; q && i < 2; i++) {
+        const st_tensor *x = i ? kv : q;
+        if (x->axes != 1 || x->shape[0] < 2)
+            return fail(f, EXIT_BAD_INPUT, "%s: tensor %s is %s, must be [sequences + 1]", in->path, x->name,
+                        shape_text(x->shape, x->axes, found));
+    }
+    if (q && q->shape[0] != kv->shape[0])
+        return fail(f, EXIT_BAD_INPUT, "%s: cu_seqlens_q is of %" PRId64 " sequences, cu_seqlens_kv of %" PRId64, in->path, q->shape[0] - 1,
+                    kv->shape[0] - 1);
+    if (slices && (slices->axes != 2 || slices->shape[0] < 1 || slices->shape[1] != 5))
+        return fail(f, EXIT_BAD_INPUT, "%s: tensor slices is %s, must be [1 or more, 5]", in->path,
+                    shape_text(slices->shape, slices->axes, found));
+    p->mask.sequences = q ? q->shape[0] - 1 : 0;
+    p->mask.slice_count = slices ? slices->shape[0] : 0;
+    return 0;
+}
+
+/* The wishes of the options that the file must allow. */
+static int check_wishes(const input *in, const options *o, const ra_problem *p, failure *f) {
+    int causal = o->causal || o->causal_block, window = o->window[0] >= 0 || o->window[1] >= 0, alibi = o->alibi || in->tensor[ALIBI];
+    if (o->backward && !in->tensor[DOUT] && !in->tensor[DLSE])
+        return fail(f, EXIT_BAD_INPUT, "%s: --backward needs tensor dout or dlse, there is neither", in->path);
+    if (o->dbias && !in->tensor[BIAS])
+        return fail(f, EXIT_BAD_INPUT, "%s: --dbias needs tensor bias", in->path);
+    if (o->dsinks && !in->tensor[SINKS])
+        return fail(f, EXIT_BAD_INPUT, "%s: --dsinks needs tensor sinks", in->path);
+    if (o->alibi && in->tensor[ALIBI])
+        return fail(f, EXIT_USAGE, "%s: --alibi and tensor alibi_slopes exclude each other", in->path);
+    if (o->align && !causal && !window && !alibi)
+        return fail(f, EXIT_USAGE, "--align needs --causal, --causal-block, --window or ALiBi");
+    if ((causal || window || alibi) && p->Sq != p->Skv && !p->mask.sequences && !o->align)
+        return fail(f, EXIT_USAGE,
+                    "%s: %" PRId64 " queries and %" PRId64 " keys: name the %s corner, --align top-left or --align bottom-right", in->path,
+                    p->Sq, p->Skv,
+                    causal   ? "causal mask's"
+                    : window ? "window's"
+                             : "ALiBi's");
+    return 0;
+}
+
+int input_finish(const input *in, const options *o, tensors *t, failure *f) {
+    char reason[256];
+    if (o->alibi && tensors_usual_slopes(t, f))
+        return -1;
+    /* The file's arrays alone, so that what is wrong is the file's. */
+    tensors_plan_arrays(t);
+    ra_problem p = t->problem, alone;
+    ra_problem_init(&alone);
+    alone.B = p.B;
+    alone.Sq = p.Sq;
+    alone.Skv = p.Skv;
+    alone.H = alone.G = p.H;
+    alone.D = p.D;
+    alone.Dv = p.Dv;
+    alone.alibi_slopes = p.alibi_slopes;
+    alone.mask.kv_lens = p.mask.kv_lens;
+    alone.mask.cu_seqlens_q = p.mask.cu_seqlens_q;
+    alone.mask.cu_seqlens_kv = p.mask.cu_seqlens_kv;
+    alone.mask.sequences = p.mask.sequences;
+    alone.mask.slices = p.mask.slices;
+    alone.mask.slice_count = p.mask.slice_count;
+    alone.mask.align = RA_ALIGN_TOP_LEFT;
+    if (ra_supports(&alone, NULL, reason, sizeof reason) == RA_ERR_INVALID)
+        return fail(f, EXIT_BAD_INPUT, "%s: %s", in->path, reason);
     return 0;
 }
 
@@ -136,6 +217,13 @@ void options_problem(const options *o, ra_problem *p) {
     p->mask.causal = o->causal;
     p->mask.causal_block = o->causal_block;
     p->mask.align = (ra_align)o->align;
+    p->mask.window_left = o->window[0];
+    p->mask.window_right = o->window[1];
+    p->mask.prefix = o->prefix;
+    p->mask.keep_first = o->keep_first;
+    p->softcap = isnan(o->softcap) ? 0 : o->softcap;
+    p->dropout = isnan(o->dropout) ? 0 : o->dropout;
+    p->seed = (uint64_t)o->seed;
     p->q_chunk = o->q_chunk;
     p->k_chunk = o->k_chunk;
 }
@@ -162,16 +250,12 @@ int input_problem(const input *in, const options *o, tensors *t, failure *f) {
     p->dtype = in->dtype[Q];
     p->backward = o->backward;
     p->has_bias = in->tensor[BIAS] != NULL;
-    if (check_qkv(in, t, f) || (p->has_bias && take_bias(in, t, f)))
+    p->has_sinks = in->tensor[SINKS] != NULL;
+    p->has_temperature = in->tensor[TEMPERATURE] != NULL;
+    if (check_qkv(in, t, f) || (p->has_bias && take_bias(in, t, f)) || take_counts(in, p, f))
         return -1;
     for (slot s = 0; s < OUT; s++)
         if (s != BIAS && in->tensor[s] && check_shape(in, t, s, f))
             return -1;
-    if (o->backward && !in->tensor[DOUT] && !in->tensor[DLSE])
-        return fail(f, EXIT_BAD_INPUT, "%s: --backward needs tensor dout or dlse, there is neither", in->path);
-    if ((o->causal || o->causal_block) && p->Sq != p->Skv && !o->align)
-        return fail(f, EXIT_USAGE,
-                    "%s: %" PRId64 " queries and %" PRId64 " keys: name the causal mask's corner, --align top-left or --align bottom-right",
-                    in->path, p->Sq, p->Skv);
-    return 0;
+    return check_wishes(in, o, p, f);
 }

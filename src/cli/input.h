@@ -20,7 +20,10 @@ void input_close(input *in);
 /* The problem that file and options describe: fills t->problem, t->order, t->bias_axes. Errors: EXIT_BAD_INPUT, EXIT_USAGE. */
 int input_problem(const input *in, const options *o, tensors *t, failure *f);
 
-/* The options' share of a problem: layout, mask, scale, chunks. */
+/* After the tensors have been read: their values are checked (EXIT_BAD_INPUT), --alibi makes its slopes. */
+int input_finish(const input *in, const options *o, tensors *t, failure *f);
+
+/* The options' share of a problem: layout, mask, modifiers, chunks. */
 void options_problem(const options *o, ra_problem *p);
 
 #endif

@@ -19,18 +19,20 @@ static const subcommand subcommands[] = {
     {"attend", ATTEND, command_attend, "ringattn attend IN.safetensors -o OUT.safetensors [OPTION]...",
      "attention over the tensors of a file, forward and backward",
      "IN holds q [B,Sq,H,D], k [B,Skv,G,D], v [B,Skv,G,Dv] of one type, F32, BF16 or F16, and optionally dout, dlse, bias,\n"
-     "segment_ids or q_segment_ids and kv_segment_ids. OUT gets out, lse and with --backward dq, dk, dv. Each rank reads and\n"
-     "writes only the rows of its own tokens. OUT appears whole or not at all.\n"},
+     "segment_ids or q_segment_ids and kv_segment_ids, kv_lens, cu_seqlens_q and cu_seqlens_kv, slices, alibi_slopes, sinks,\n"
+     "temperature. OUT gets out, lse, with --backward dq, dk, dv, and what else is asked for. Each rank reads and writes only the\n"
+     "rows of its own tokens. OUT appears whole or not at all.\n"},
     {"verify", VERIFY, command_verify, "ringattn verify [FILE.safetensors] [OPTION]...",
      "compare both passes with an fp64 reference, tensor by tensor and rank by rank",
      "Without FILE and without sizes: a built-in matrix of problems. With sizes: one random problem. With FILE: its tensors, and\n"
-     "if it holds out, lse, dq, dk or dv, these are compared too. Exit status 1 if an error is above its bound.\n"},
+     "if it holds out, lse, dq, dk or dv, these are compared too. With --random: problems of all kinds, which are exact, refused\n"
+     "with a reason, or wrong. Exit status 1 if an error is above its bound.\n"},
     {"bench", BENCH, command_bench, "ringattn bench [SHAPE]... [OPTION]...", "speed of both passes, in GFLOP/s and percent of the FMA peak",
      "SHAPE is a name of --list, or all; without any the first five are run, which takes some seconds. Sizes given as options\n"
      "change the shapes. Median of several repetitions; the peak is measured before and after each of them. Shapes that compare take\n"
      "turns, and their last columns say how many times as fast each is as what it is compared with: forward, backward, both.\n"
      "The environment variable RA_ISA caps the instruction set.\n"},
-    {"info", INFO, command_info, "ringattn info [--json]", "what this build and this machine can do", ""},
+    {"info", INFO, command_info, "ringattn info [--matrix] [--json]", "what this build and this machine can do", ""},
 };
 enum { SUBCOMMANDS = sizeof subcommands / sizeof subcommands[0] };
 

@@ -23,7 +23,7 @@ int run_open(run *r, worker *w, tensors *t) {
     r->w = w;
     r->t = t;
     t->problem.threads = w->threads;
-    tensors_plan_mask(t);
+    tensors_plan_arrays(t);
     fail_library(&w->failure, ra_plan_create(w->comm, &t->problem, &r->plan), "plan");
     if (worker_agree(w))
         return -1;

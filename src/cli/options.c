@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { FLAG, CHOICE, SIZE, REAL, TEXT };
+enum kind { FLAG, CHOICE, SIZE, PAIR, REAL, TEXT }; /* PAIR: two sizes */
 
 typedef struct entry {
     const char *name;
@@ -22,8 +22,8 @@ typedef struct entry {
     const char *argument;
     const char *help;
     const char *const *choices; /* CHOICE: the value is the index */
-    int64_t min, max;           /* SIZE */
-    int64_t unset;              /* SIZE, CHOICE: the default */
+    int64_t min, max;           /* SIZE, PAIR */
+    int64_t unset;              /* SIZE, PAIR: the default */
 } entry;
 
 static const char *const layouts[] = {"contiguous", "zigzag", "striped", NULL};
@@ -35,18 +35,28 @@ static const char *const biases[] = {"none", "key", "full", NULL};
 #define AT(field) offsetof(options, field)
 #define RUNS      (ATTEND | VERIFY | BENCH)
 #define MADE      (VERIFY | BENCH)
+#define FILES     (ATTEND | VERIFY)
 #define LONGEST   ((int64_t)1 << 40)
 
 /* clang-format off */
 static const entry table[] = {
     {"output", 'o', TEXT, AT(output), ATTEND, "FILE", "write the results to FILE (required)", NULL, 0, 0, 0},
+    {"row-max", 0, FLAG, AT(row_max), FILES, NULL, "also the largest logit of every query, row_max", NULL, 0, 0, 0},
+    {"dbias", 0, FLAG, AT(dbias), FILES, NULL, "also the gradient of the bias, with --backward", NULL, 0, 0, 0},
+    {"dsinks", 0, FLAG, AT(dsinks), FILES, NULL, "also the gradient of the sinks, with --backward", NULL, 0, 0, 0},
     {"backward", 0, FLAG, AT(backward), ATTEND, NULL, "also compute dq, dk, dv from dout and dlse of the input", NULL, 0, 0, 0},
     {"ring", 0, SIZE, AT(ring), RUNS, "P", "number of ranks, run as threads of this process (default 1); under mpirun every process is a rank", NULL, 1, 1024, 0},
     {"layout", 0, CHOICE, AT(layout), RUNS, "NAME", "which tokens a rank holds: contiguous (default), zigzag, striped", layouts, 0, 0, 0},
     {"causal", 0, FLAG, AT(causal), RUNS, NULL, "a query sees no later key", NULL, 0, 0, 0},
     {"causal-block", 0, SIZE, AT(causal_block), RUNS, "N", "a query sees no key of a later block of N tokens", NULL, 1, LONGEST, 0},
-    {"align", 0, CHOICE, AT(align), RUNS, "CORNER", "corner the causal mask starts from: top-left, bottom-right; must be given when Sq and Skv differ", aligns, 0, 0, 0},
+    {"align", 0, CHOICE, AT(align), RUNS, "CORNER", "corner the causal mask, the window and ALiBi start from: top-left, bottom-right; must be given when there are not as many queries as keys", aligns, 0, 0, 0},
+    {"window", 0, PAIR, AT(window), FILES, "L,R", "a query sees L keys before its own place and R after it; -1: all of them", NULL, -1, LONGEST, -1},
+    {"prefix", 0, SIZE, AT(prefix), FILES, "N", "the first N keys are seen by all queries, in spite of --causal", NULL, 0, LONGEST, 0},
+    {"keep-first", 0, SIZE, AT(keep_first), FILES, "N", "the first N keys are not hidden by L of --window", NULL, 0, LONGEST, 0},
     {"scale", 0, REAL, AT(scale), RUNS, "X", "logits are X q.k (default 1/sqrt(D))", NULL, 0, 0, 0},
+    {"softcap", 0, REAL, AT(softcap), FILES, "C", "logits are bent to C tanh(logit / C)", NULL, 0, 0, 0},
+    {"alibi", 0, FLAG, AT(alibi), FILES, NULL, "ALiBi with the usual slopes", NULL, 0, 0, 0},
+    {"dropout", 0, REAL, AT(dropout), FILES, "P", "drop each probability with probability P, decided by --seed", NULL, 0, 0, 0},
     {"q-chunk", 0, SIZE, AT(q_chunk), RUNS, "N", "query rows per tile (default: chosen)", NULL, 1, LONGEST, 0},
     {"k-chunk", 0, SIZE, AT(k_chunk), RUNS, "N", "key rows per tile (default: chosen)", NULL, 1, LONGEST, 0},
     {"threads", 0, SIZE, AT(threads), RUNS, "N", "threads per rank (default: cores shared out among the ranks of a machine)", NULL, 1, 4096, 0},
@@ -62,11 +72,19 @@ static const entry table[] = {
     {"dtype", 0, CHOICE, AT(dtype), MADE, "TYPE", "type of q, k, v: f32 (default), bf16, f16", dtypes, 0, 0, 0},
     {"segments", 0, SIZE, AT(segments), VERIFY, "N", "cut the sequence into N segments that do not see each other", NULL, 0, LONGEST, 0},
     {"bias", 0, CHOICE, AT(bias), VERIFY, "KIND", "add a random bias, some of it -inf: none (default), key [1,1,1,Skv], full [B,H,Sq,Skv]", biases, 0, 0, 0},
-    {"seed", 0, SIZE, AT(seed), VERIFY, "N", "seed of the random tensors (default 1)", NULL, 0, INT64_MAX, 1},
+    {"kv-lens", 0, FLAG, AT(kv_lens), VERIFY, NULL, "hide the keys from a random length on, another for each batch element", NULL, 0, 0, 0},
+    {"packed", 0, SIZE, AT(packed), VERIFY, "N", "N packed sequences of random lengths, some of them empty", NULL, 0, LONGEST, 0},
+    {"slices", 0, SIZE, AT(slices), VERIFY, "N", "show what N random slices cover, and nothing else", NULL, 0, LONGEST, 0},
+    {"sinks", 0, FLAG, AT(sinks), VERIFY, NULL, "random sinks", NULL, 0, 0, 0},
+    {"temperature", 0, FLAG, AT(temperature), VERIFY, NULL, "a random factor of every query's logits", NULL, 0, 0, 0},
+    {"random", 0, SIZE, AT(random), VERIFY, "N", "draw N problems of all kinds from --seed", NULL, 1, 1000000000, 0},
+    {"only", 0, TEXT, AT(only), VERIFY, "KINDS", "with --random: draw only these kinds and what they need, a list with commas of causal, causal-block, window, prefix, keep-first, segments, kv-lens, packed, slices, bias, softcap, alibi, sinks, dropout, temperature, row-max, dbias, dsinks; or none", NULL, 0, 0, 0},
+    {"seed", 0, SIZE, AT(seed), FILES, "N", "seed of dropout and of random tensors (default 1)", NULL, 0, INT64_MAX, 1},
     {"tolerance", 0, REAL, AT(tolerance), VERIFY, "X", "bound of the errors as a share of the largest value (default: f32 1e-5, bf16 8e-3, f16 1e-3; references in FILE 1e-5)", NULL, 0, 0, 0},
     {"repeat", 0, SIZE, AT(repeat), ATTEND | BENCH, "N", "compute N times; attend reports the fastest (default 1), bench the median (default 5)", NULL, 1, 1000000, 0},
     {"timeout", 0, REAL, AT(timeout), RUNS, "S", "give a rank up after S seconds without an answer (default 300)", NULL, 0, 0, 0},
     {"list", 0, FLAG, AT(list), BENCH, NULL, "say what the shapes are and measure nothing", NULL, 0, 0, 0},
+    {"matrix", 0, FLAG, AT(matrix), INFO, NULL, "which masks, modifiers, types, layouts and passes go together", NULL, 0, 0, 0},
     {"json", 0, FLAG, AT(json), RUNS | INFO, NULL, "print one JSON object on stdout", NULL, 0, 0, 0},
     {"quiet", 'q', FLAG, AT(quiet), RUNS, NULL, "print nothing but errors (and --json)", NULL, 0, 0, 0},
     {"verbose", 'v', FLAG, AT(verbose), RUNS, NULL, "tell on stderr what is being done, and print the plan", NULL, 0, 0, 0},
@@ -91,9 +109,10 @@ void options_init(options *o, enum command command) {
     memset(o, 0, sizeof *o);
     o->command = command;
     for (int i = 0; i < ENTRIES; i++) {
-        if (table[i].kind == SIZE)
-            *(int64_t *)field(o, &table[i]) = table[i].unset;
-        else if (table[i].kind == REAL)
+        int64_t *sizes = field(o, &table[i]);
+        for (int k = 0; k < (table[i].kind == SIZE ? 1 : table[i].kind == PAIR ? 2 : 0); k++)
+            sizes[k] = table[i].unset;
+        if (table[i].kind == REAL)
             *(double *)field(o, &table[i]) = NAN;
     }
 }
@@ -194,6 +213,16 @@ static int set_size(int64_t *value, const entry *e, const char *text, failure *f
     return 0;
 }
 
+/* "L,R" */
+static int set_pair(int64_t *values, const entry *e, const char *text, failure *f) {
+    char first[32];
+    const char *comma = strchr(text, ',');
+    if (!comma || (size_t)(comma - text) >= sizeof first)
+        return fail(f, EXIT_USAGE, "--%s: %s is no pair %s of whole numbers", e->name, text, e->argument);
+    snprintf(first, sizeof first, "%.*s", (int)(comma - text), text);
+    return set_size(&values[0], e, first, f) || set_size(&values[1], e, comma + 1, f) ? -1 : 0;
+}
+
 static int set_real(double *value, const entry *e, const char *text, failure *f) {
     char *end;
     double x = strtod(text, &end);
@@ -213,6 +242,8 @@ static int set(options *o, const entry *e, const char *text, failure *f) {
         return set_choice(at, e, text, f);
     case SIZE:
         return set_size(at, e, text, f);
+    case PAIR:
+        return set_pair(at, e, text, f);
     case REAL:
         return set_real(at, e, text, f);
     case TEXT:
@@ -253,8 +284,21 @@ static const entry *entry_of(int value) {
 static int check(const options *o, failure *f) {
     if (o->causal && o->causal_block)
         return fail(f, EXIT_USAGE, "--causal and --causal-block exclude each other (--causal-block 1 is --causal)");
-    if (o->align && !o->causal && !o->causal_block)
-        return fail(f, EXIT_USAGE, "--align needs --causal or --causal-block");
+    int causal = o->causal || o->causal_block, window = o->window[0] >= 0 || o->window[1] >= 0;
+    /* A file may hold ALiBi's slopes: it is asked later. */
+    if (o->align && !causal && !window && !o->alibi && !(o->command & FILES && o->operand_count))
+        return fail(f, EXIT_USAGE, "--align needs --causal%s",
+                    o->command & FILES ? ", --causal-block, --window or --alibi" : " or --causal-block");
+    if (o->prefix && !causal)
+        return fail(f, EXIT_USAGE, "--prefix needs --causal or --causal-block");
+    if (o->keep_first && o->window[0] < 0)
+        return fail(f, EXIT_USAGE, "--keep-first needs a --window that is bounded on its left");
+    if (o->softcap < 0)
+        return fail(f, EXIT_USAGE, "--softcap must not be below 0");
+    if (o->dropout < 0 || o->dropout > 1)
+        return fail(f, EXIT_USAGE, "--dropout must be in 0 .. 1");
+    if (o->command == ATTEND && !o->backward && (o->dbias || o->dsinks))
+        return fail(f, EXIT_USAGE, "--%s needs --backward", o->dbias ? "dbias" : "dsinks");
     if (o->timeout <= 0)
         return fail(f, EXIT_USAGE, "--timeout must be above 0");
     if (o->tolerance <= 0)
@@ -320,6 +364,22 @@ void options_help(FILE *to, enum command command) {
     }
 }
 
+static int equal_reals(double a, double b) {
+    return a == b || (isnan(a) && isnan(b));
+}
+
+int options_equal(const options *a, const options *b) {
+    static const size_t bytes[] = {
+        [FLAG] = sizeof(int), [CHOICE] = sizeof(int), [SIZE] = sizeof(int64_t), [PAIR] = 2 * sizeof(int64_t), [TEXT] = sizeof(char *)};
+    for (int i = 0; i < ENTRIES; i++) {
+        const entry *e = &table[i];
+        const void *x = (const char *)a + e->offset, *y = (const char *)b + e->offset;
+        if (e->kind == REAL ? !equal_reals(*(const double *)x, *(const double *)y) : memcmp(x, y, bytes[e->kind]) != 0)
+            return 0;
+    }
+    return 1;
+}
+
 void options_print(FILE *to, const options *o, const char *name) {
     options unset;
     options_init(&unset, o->command);
@@ -337,6 +397,8 @@ void options_print(FILE *to, const options *o, const char *name) {
             fprintf(to, " --%s %s", e->name, e->choices[*(const int *)at]);
         else if (e->kind == SIZE && *(const int64_t *)at != *(const int64_t *)was)
             fprintf(to, " --%s %" PRId64, e->name, *(const int64_t *)at);
+        else if (e->kind == PAIR && memcmp(at, was, 2 * sizeof(int64_t)) != 0)
+            fprintf(to, " --%s %" PRId64 ",%" PRId64, e->name, ((const int64_t *)at)[0], ((const int64_t *)at)[1]);
         else if (e->kind == REAL && !isnan(*(const double *)at))
             fprintf(to, " --%s %.9g", e->name, *(const double *)at);
         else if (e->kind == TEXT && *(const char *const *)at)

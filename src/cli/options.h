@@ -17,9 +17,12 @@ typedef struct options {
     int operand_count;
     int help, json, quiet, verbose, list;
     int backward, causal, layout, align, order, dtype, bias; /* flags, and the library's or our own enums */
+    int alibi, sinks, temperature, kv_lens, row_max, dbias, dsinks, matrix;
     int64_t ring, threads, causal_block, q_chunk, k_chunk, repeat, segments, seed;
+    int64_t window[2], prefix, keep_first, packed, slices, random;
     int64_t B, S, Sq, Skv, H, G, D, Dv;
-    double scale, timeout, tolerance;
+    double scale, timeout, tolerance, softcap, dropout;
+    const char *only;
 } options;
 
 void options_init(options *o, enum command command); /* the defaults: what is not given is 0, -1 for sizes, NaN for reals */
@@ -31,6 +34,9 @@ void options_help(FILE *to, enum command command); /* the lines about each optio
 
 /* The command line that gives these options, without what is at its default. */
 void options_print(FILE *to, const options *o, const char *name);
+
+/* 1 if both say the same, operands aside. */
+int options_equal(const options *a, const options *b);
 
 /* The name nearest to `text` in a list that ends with NULL; NULL if none is near. */
 const char *nearest_name(const char *text, const char *const *names);

@@ -5,11 +5,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[SLOTS] = {"q",   "k",   "v",  "dout", "dlse", "bias", "q_segment_ids", "kv_segment_ids",
-                                         "out", "lse", "dq", "dk",   "dv"};
+static const char *const names[SLOTS] = {"q",
+                                         "k",
+                                         "v",
+                                         "dout",
+                                         "dlse",
+                                         "bias",
+                                         "q_segment_ids",
+                                         "kv_segment_ids",
+                                         "kv_lens",
+                                         "cu_seqlens_q",
+                                         "cu_seqlens_kv",
+                                         "slices",
+                                         "alibi_slopes",
+                                         "sinks",
+                                         "temperature",
+                                         "out",
+                                         "lse",
+                                         "dq",
+                                         "dk",
+                                         "dv",
+                                         "row_max",
+                                         "dbias",
+                                         "dsinks"};
 
 const char *slot_name(slot s) {
     return names[s];
+}
+
+int tensors_is_bias(slot s) {
+    return s == BIAS || s == DBIAS;
+}
+
+int tensors_is_row(slot s) {
+    return s == LSE || s == DLSE || s == ROW_MAX;
+}
+
+int tensors_is_fixed(slot s) {
+    return s == KV_LENS || s == CU_Q || s == CU_KV || s == SLICES || s == ALIBI || s == SINKS || s == DSINKS;
 }
 
 static int is_keyed(slot s) {
@@ -17,22 +50,32 @@ static int is_keyed(slot s) {
 }
 
 static int64_t tokens_of(const tensors *t, slot s) {
-    if (s == BIAS)
+    if (tensors_is_bias(s))
         return t->bias_axes[2];
     return is_keyed(s) ? t->problem.Skv : t->problem.Sq;
+}
+
+/* Of the tensors without axes for tokens and heads both. */
+static int shape_of_vector(const ra_problem *p, slot s, int64_t shape[4]) {
+    shape[0] = s == KV_LENS ? p->B : s == CU_Q || s == CU_KV ? p->mask.sequences + 1 : s == SLICES ? p->mask.slice_count : p->H;
+    shape[1] = 5;
+    if (s == TEMPERATURE)
+        shape[0] = p->Sq;
+    return s == SLICES ? 2 : 1;
 }
 
 int tensors_shape(const tensors *t, slot s, int64_t shape[4]) {
     const ra_problem *p = &t->problem;
     int64_t tokens = tokens_of(t, s), heads = is_keyed(s) ? p->G : p->H;
-    int axes = s == Q_IDS || s == KV_IDS ? 2 : s == LSE || s == DLSE ? 3 : 4;
+    int axes = s == Q_IDS || s == KV_IDS ? 2 : tensors_is_row(s) ? 3 : 4;
+    if (tensors_is_fixed(s) || s == TEMPERATURE)
+        return shape_of_vector(p, s, shape);
     shape[0] = p->B;
     shape[1] = axes == 2 ? tokens : heads;
     shape[2] = tokens;
     shape[3] = s == Q || s == K || s == DQ || s == DK ? p->D : p->Dv;
-    if (s == BIAS) {
+    if (tensors_is_bias(s)) {
         memcpy(shape, t->bias_axes, sizeof t->bias_axes);
-        shape[3] = p->Skv;
     } else if (axes == 4 && t->order == ORDER_BSHD) {
         shape[1] = tokens;
         shape[2] = heads;
@@ -41,19 +84,25 @@ int tensors_shape(const tensors *t, slot s, int64_t shape[4]) {
 }
 
 static int64_t element_size(const tensors *t, slot s) {
-    return s == Q_IDS || s == KV_IDS ? 4 : (int64_t)ra_dtype_size(t->dtype[s]);
+    if (s == SLICES)
+        return 8;
+    return s == Q_IDS || s == KV_IDS || s == KV_LENS || s == CU_Q || s == CU_KV ? 4 : (int64_t)ra_dtype_size(t->dtype[s]);
 }
 
 rows tensors_rows(const tensors *t, slot s) {
     int64_t shape[4];
     int axes = tensors_shape(t, s, shape);
-    int token_axis = axes == 2 || (axes == 4 && s != BIAS && t->order == ORDER_BSHD) ? 1 : 2;
-    rows x = {.outer = 1, .tokens = shape[token_axis], .bytes = element_size(t, s)};
+    int token_axis = axes == 2 || (axes == 4 && !tensors_is_bias(s) && t->order == ORDER_BSHD) ? 1 : 2;
+    rows x = {.outer = 1, .tokens = 1, .bytes = element_size(t, s)};
+    if (tensors_is_fixed(s) || s == TEMPERATURE)
+        token_axis = s == TEMPERATURE ? 0 : -1;
+    if (token_axis >= 0)
+        x.tokens = shape[token_axis];
     for (int i = 0; i < token_axis; i++)
         x.outer *= shape[i];
     for (int i = token_axis + 1; i < axes; i++)
         x.bytes *= shape[i];
-    x.whole = s == BIAS && t->bias_axes[2] == 1 && t->problem.Sq != 1;
+    x.whole = token_axis < 0 || (tensors_is_bias(s) && t->bias_axes[2] == 1 && t->problem.Sq != 1);
     return x;
 }
 
@@ -116,8 +165,12 @@ void tensors_gather(const tensors *whole, tensors *mine, slot s) {
 ra_tensor tensors_view(const tensors *t, slot s) {
     int64_t shape[4], T = tensors_local_tokens(t, s);
     tensors_shape(t, s, shape);
-    if (s == BIAS)
-        return ra_tensor_bias(t->data[s], t->dtype[s], shape[0], shape[1], T, shape[3]);
+    if (tensors_is_bias(s)) {
+        ra_tensor x = ra_tensor_bias(t->data[s], t->dtype[s], shape[0], shape[1], T, shape[3]);
+        x.stride[1] = t->bias_axes[2] > 1 ? shape[3] : 0; /* on a rank of one query, too */
+        x.stride[3] = shape[3] > 1;
+        return x;
+    }
     if (t->order == ORDER_BSHD)
         return ra_tensor_bshd(t->data[s], t->dtype[s], T, shape[2], shape[3]);
     return ra_tensor_bhsd(t->data[s], t->dtype[s], T, shape[1], shape[3]);
@@ -138,10 +191,28 @@ ra_attention_args tensors_args(const tensors *t) {
     args.dq = tensors_view(t, DQ);
     args.dk = tensors_view(t, DK);
     args.dv = tensors_view(t, DV);
+    args.sinks = t->data[SINKS];
+    args.temperature = t->data[TEMPERATURE];
+    args.row_max = t->data[ROW_MAX];
+    args.dsinks = t->data[DSINKS];
+    if (t->data[DBIAS])
+        args.dbias = tensors_view(t, DBIAS);
     return args;
 }
 
-void tensors_plan_mask(tensors *t) {
-    t->problem.mask.q_segment_ids = t->data[Q_IDS];
-    t->problem.mask.kv_segment_ids = t->data[KV_IDS];
+void tensors_plan_arrays(tensors *t) {
+    ra_mask *m = &t->problem.mask;
+    m->q_segment_ids = t->data[Q_IDS];
+    m->kv_segment_ids = t->data[KV_IDS];
+    m->kv_lens = t->data[KV_LENS];
+    m->cu_seqlens_q = t->data[CU_Q];
+    m->cu_seqlens_kv = t->data[CU_KV];
+    m->slices = t->data[SLICES];
+    t->problem.alibi_slopes = t->data[ALIBI];
+}
+
+int tensors_usual_slopes(tensors *t, failure *f) {
+    if (tensors_allocate(t, ALIBI, RA_F32, f))
+        return -1;
+    return fail_library(f, ra_alibi_slopes(t->problem.H, t->data[ALIBI]), "--alibi");
 }

@@ -9,20 +9,46 @@
 #include "failure.h"
 #include "options.h"
 
-typedef enum slot { Q, K, V, DOUT, DLSE, BIAS, Q_IDS, KV_IDS, OUT, LSE, DQ, DK, DV, SLOTS } slot;
+/* Inputs, then from OUT on results. */
+typedef enum slot {
+    Q,
+    K,
+    V,
+    DOUT,
+    DLSE,
+    BIAS,
+    Q_IDS,
+    KV_IDS,
+    KV_LENS,
+    CU_Q,
+    CU_KV,
+    SLICES,
+    ALIBI,
+    SINKS,
+    TEMPERATURE,
+    OUT,
+    LSE,
+    DQ,
+    DK,
+    DV,
+    ROW_MAX,
+    DBIAS,
+    DSINKS,
+    SLOTS
+} slot;
 
 typedef struct tensors {
-    ra_problem problem; /* of the whole sequence; the mask's ids are set by tensors_plan_mask */
+    ra_problem problem; /* of the whole sequence; its arrays are set by tensors_plan_arrays */
     enum order order;
     int P, r;
-    int64_t bias_axes[3]; /* batch, head and query axes of the bias as stored: full length or 1 */
+    int64_t bias_axes[4]; /* batch, head, query and key axes of the bias as stored: full length or 1 */
     void *data[SLOTS];    /* NULL: not there */
     ra_dtype dtype[SLOTS];
 } tensors;
 
 typedef struct rows {
     int64_t outer, tokens, bytes; /* of the whole sequence */
-    int whole;                    /* one row for all tokens: every rank has it */
+    int whole;                    /* one row for all tokens, or none by token: every rank has all of it */
 } rows;
 
 const char *slot_name(slot s);
@@ -46,6 +72,11 @@ void tensors_gather(const tensors *whole, tensors *mine, slot s);
 
 ra_tensor tensors_view(const tensors *t, slot s); /* data NULL if it is not there */
 ra_attention_args tensors_args(const tensors *t); /* all but stats */
-void tensors_plan_mask(tensors *t);               /* points problem.mask at the ids */
+void tensors_plan_arrays(tensors *t);             /* points the problem at ids, lengths, offsets, slices and slopes */
+int tensors_usual_slopes(tensors *t, failure *f); /* ALIBI by ra_alibi_slopes */
+
+int tensors_is_bias(slot s);  /* BIAS or DBIAS */
+int tensors_is_row(slot s);   /* one number for each batch element, head and query: LSE, DLSE, ROW_MAX */
+int tensors_is_fixed(slot s); /* the same on every rank, whatever tokens it holds */
 
 #endif

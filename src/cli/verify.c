@@ -11,6 +11,7 @@
 
 #include "commands.h"
 #include "crew.h"
+#include "draw.h"
 #include "input.h"
 #include "measure.h"
 #include "oracle.h"
@@ -18,17 +19,29 @@
 #include "report.h"
 #include "sample.h"
 
-static const slot compared[] = {OUT, LSE, DQ, DK, DV};
-enum { COMPARED = sizeof compared / sizeof compared[0] };
+static const slot compared[] = {OUT, LSE, DQ, DK, DV, ROW_MAX, DBIAS, DSINKS};
+enum { COMPARED = sizeof compared / sizeof compared[0], REASONS = 32 };
 
 /* max |difference| of one tensor on one rank; NaN where one of the two is not finite and the other is not the same. */
 typedef struct errors {
     double of[COMPARED];
 } errors;
 
+/* Why problems were refused, and how many. */
+typedef struct refusals {
+    int problems, reasons;
+    struct {
+        char text[200];
+        int problems;
+    } of[REASONS]; /* the last one: all others */
+} refusals;
+
 typedef struct verification {
     const options *o;
     tensors whole;
+    int counts_refusals; /* a problem that is refused is counted; else it is a failure */
+    refusals refused;
+    int problems, exact;
     int against_file;                  /* the references are those of the file, else the oracle's */
     const double *reference[COMPARED]; /* (b, t, h, d) order; lse [B,H,Sq]; NULL: none */
     double bound[COMPARED];
@@ -44,7 +57,13 @@ static void copy_shape(const tensors *whole, tensors *mine, const worker *w) {
     memset(mine->data, 0, sizeof mine->data);
 }
 
-static int allocate_share(const tensors *whole, tensors *mine, failure *f) {
+static int is_wanted(const options *o, const ra_problem *p, slot s) {
+    if (s == DBIAS || s == DSINKS)
+        return p->backward && (s == DBIAS ? o->dbias : o->dsinks);
+    return s == ROW_MAX ? o->row_max : s == OUT || s == LSE || p->backward;
+}
+
+static int allocate_share(const options *o, const tensors *whole, tensors *mine, failure *f) {
     for (slot s = 0; s < OUT; s++) {
         if (!whole->data[s])
             continue;
@@ -52,8 +71,8 @@ static int allocate_share(const tensors *whole, tensors *mine, failure *f) {
             return -1;
         tensors_gather(whole, mine, s);
     }
-    for (int i = 0; i < (mine->problem.backward ? COMPARED : 2); i++)
-        if (tensors_allocate(mine, compared[i], RA_F32, f))
+    for (int i = 0; i < COMPARED; i++)
+        if (is_wanted(o, &mine->problem, compared[i]) && tensors_allocate(mine, compared[i], RA_F32, f))
             return -1;
     return 0;
 }
@@ -69,22 +88,40 @@ static double worse(double a, double b) {
     return isnan(a) || a > b ? a : b;
 }
 
-static double compare_lse(const tensors *mine, const double *reference) {
+/* One number per query. */
+static double compare_rows(const tensors *mine, slot s, const double *reference) {
     const ra_problem *p = &mine->problem;
-    int64_t n = tensors_local_tokens(mine, LSE);
-    const float *lse = mine->data[LSE];
+    int64_t n = tensors_local_tokens(mine, s);
+    const float *x = mine->data[s];
     double most = 0;
     for (int64_t outer = 0; outer < p->B * p->H; outer++)
         for (int64_t t = 0; t < n; t++) {
             int64_t position = ra_shard_position(p->layout, p->Sq, mine->P, mine->r, t);
-            most = worse(difference(lse[outer * n + t], reference[outer * p->Sq + position]), most);
+            most = worse(difference(x[outer * n + t], reference[outer * p->Sq + position]), most);
         }
     return most;
 }
 
+/* Every element of a tensor that is [outer][tokens][width] here and there. */
+static double compare_runs(const tensors *mine, slot s, const double *reference) {
+    rows x = tensors_rows(mine, s);
+    const float *got = mine->data[s];
+    int64_t n = tensors_local_tokens(mine, s), width = x.bytes / (int64_t)sizeof *got;
+    double most = 0;
+    for (int64_t t = 0, position, length; t < n; t += length) {
+        length = tensors_run(mine, s, t, &position);
+        for (int64_t o = 0; o < x.outer; o++)
+            for (int64_t e = 0; e < length * width; e++)
+                most = worse(difference(got[(o * n + t) * width + e], reference[(o * x.tokens + position) * width + e]), most);
+    }
+    return most;
+}
+
 static double compare(const tensors *mine, slot s, const double *reference) {
-    if (s == LSE)
-        return compare_lse(mine, reference);
+    if (tensors_is_row(s))
+        return compare_rows(mine, s, reference);
+    if (s == DBIAS || s == DSINKS)
+        return compare_runs(mine, s, reference);
     const ra_problem *p = &mine->problem;
     int64_t shape[4], n = tensors_local_tokens(mine, s);
     tensors_shape(mine, s, shape);
@@ -109,7 +146,7 @@ static void verify_body(worker *w, void *user) {
     run r = {0};
     errors e;
     copy_shape(&v->whole, &mine, w);
-    allocate_share(&v->whole, &mine, &w->failure);
+    allocate_share(v->o, &v->whole, &mine, &w->failure);
     if (worker_agree(w) == 0 && run_open(&r, w, &mine) == 0 && run_passes(&r, 1, 0, 0) == 0) {
         for (int i = 0; i < COMPARED; i++)
             e.of[i] = v->reference[i] ? compare(&mine, compared[i], v->reference[i]) : 0;
@@ -146,11 +183,17 @@ static double largest_of(const tensors *t, slot s) {
     return most;
 }
 
-/* The size of the terms that a gradient is a sum of. It matters where they cancel: with a single key dq is 0 but for rounding. */
+/* The size of the terms that a gradient is a sum of. It matters where they cancel: with a single key dq is 0 but for rounding. The many
+ * terms of a sum over queries and heads count by the root of their number. */
 static double size_of_terms(const verification *v, slot s) {
     const ra_problem *p = &v->whole.problem;
     double scale = isnan(p->scale) ? 1 / sqrt((double)p->D) : fabs(p->scale);
-    double ds = largest_of(&v->whole, DOUT) * largest_of(&v->whole, V) * sqrt((double)p->Dv) + largest_of(&v->whole, DLSE);
+    double kept = p->dropout < 1 ? 1 / (1 - p->dropout) : 0;
+    double ds = kept * largest_of(&v->whole, DOUT) * largest_of(&v->whole, V) * sqrt((double)p->Dv) + largest_of(&v->whole, DLSE);
+    if (s == DBIAS && v->whole.data[BIAS])
+        return ds * sqrt((double)(p->B * p->H * p->Sq * p->Skv) / (double)(tensors_elements(&v->whole, BIAS) + 1));
+    if (s == DSINKS)
+        return ds * sqrt((double)(p->B * p->Sq));
     if (s == DQ)
         return scale * ds * largest_of(&v->whole, K);
     return s == DK ? scale * ds * largest_of(&v->whole, Q) : 0;
@@ -167,7 +210,7 @@ static void set_bounds(verification *v) {
         double size = largest(v->reference[i], tensors_elements(&v->whole, compared[i]));
         double terms = 3e-3 * size_of_terms(v, compared[i]);
         v->bound[i] = tolerance * (size > terms ? size : terms);
-        if (compared[i] == LSE) /* a logarithm: its error does not shrink with it */
+        if (tensors_is_row(compared[i])) /* a logarithm: its error does not shrink with it */
             v->bound[i] = tolerance * (size > 1 ? size : 1);
     }
 }
@@ -201,18 +244,82 @@ static int print_errors(verification *v, int ranks, int brief) {
 }
 
 static void set_references(verification *v, const oracle_result *x) {
-    const double *reference[COMPARED] = {x->out, x->lse, x->dq, x->dk, x->dv};
-    memcpy(v->reference, reference, sizeof reference);
+    const double *reference[COMPARED] = {x->out, x->lse, x->dq, x->dk, x->dv, x->row_max, x->dbias, x->dsinks};
+    for (int i = 0; i < COMPARED; i++)
+        v->reference[i] = is_wanted(v->o, &v->whole.problem, compared[i]) ? reference[i] : NULL;
     set_bounds(v);
 }
 
 static int run_oracle(verification *v, oracle_result *result, failure *f) {
-    tensors_plan_mask(&v->whole);
     ra_attention_args args = tensors_args(&v->whole);
-    oracle_inputs in = {args.q, args.k, args.v, args.bias, args.dout, args.dlse};
+    oracle_inputs in = {args.q, args.k, args.v, args.bias, args.dout, args.dlse, args.sinks, args.temperature};
     if (oracle_attention(&v->whole.problem, &in, result) != RA_OK)
         return fail_memory(f, 0, "the fp64 reference");
     return 0;
+}
+
+static void count_refusal(verification *v, const char *reason) {
+    refusals *r = &v->refused;
+    int i = 0;
+    while (i < r->reasons && i < REASONS - 1 && strcmp(r->of[i].text, reason) != 0)
+        i++;
+    if (i == r->reasons) {
+        r->reasons++;
+        snprintf(r->of[i].text, sizeof r->of[i].text, "%.199s", i < REASONS - 1 ? reason : "other reasons");
+    }
+    r->of[i].problems++;
+    r->problems++;
+}
+
+/* A run refuses results that the engine does not compute; ra_supports cannot know of them. So the smallest problem is asked for the same,
+ * on this rank alone: a refusal in the ring would end it. */
+static ra_status try_results(const options *o) {
+    float zero[1] = {0}, written[5] = {0};
+    ra_problem p;
+    ra_comm *comm = NULL;
+    ra_plan *plan = NULL;
+    const ra_tensor x = ra_tensor_bshd(zero, RA_F32, 1, 1, 1);
+    ra_attention_args a = {.q = x, .k = x, .v = x, .out = ra_tensor_bshd(&written[0], RA_F32, 1, 1, 1), .lse = &written[1]};
+    ra_problem_init(&p);
+    p.Sq = p.Skv = p.D = p.Dv = p.backward = p.threads = 1;
+    p.has_bias = o->dbias;
+    p.has_sinks = o->dsinks;
+    if (o->dbias) {
+        a.bias = x;
+        a.dbias = ra_tensor_bshd(&written[2], RA_F32, 1, 1, 1);
+    }
+    a.sinks = o->dsinks ? zero : NULL;
+    a.dsinks = o->dsinks ? &written[3] : NULL;
+    a.row_max = o->row_max ? &written[4] : NULL;
+    ra_status s = ra_comm_create_self(NULL, &comm);
+    s = s ? s : ra_plan_create(comm, &p, &plan);
+    s = s ? s : ra_attention_forward(plan, &a, NULL);
+    s = s ? s : ra_attention_backward(plan, &a, NULL);
+    ra_plan_destroy(plan);
+    ra_comm_destroy(comm);
+    return s;
+}
+
+/* Before the reference is worked out. 0: supported; otherwise the failure is in f, with EXIT_UNSUPPORTED where another engine might. */
+static int check_supported(verification *v, failure *f) {
+    char reason[256];
+    tensors_plan_arrays(&v->whole);
+    ra_status s = ra_supports(&v->whole.problem, NULL, reason, sizeof reason);
+    if (s == RA_OK && (v->o->row_max || v->o->dbias || v->o->dsinks)) {
+        s = try_results(v->o);
+        snprintf(reason, sizeof reason, "%s", ra_last_error());
+    }
+    if (s == RA_OK)
+        return 0;
+    return fail(f, s == RA_ERR_INVALID ? EXIT_USAGE : EXIT_UNSUPPORTED, "%s", reason);
+}
+
+static void print_command(const verification *v, const crew *c) {
+    fprintf(stderr, "ringattn: verify: above the bound; to reproduce: %s", c->size > 1 ? "mpirun -n " : "");
+    if (c->size > 1)
+        fprintf(stderr, "%d ", c->size);
+    options_print(stderr, v->o, "verify");
+    fprintf(stderr, "\n");
 }
 
 /* Runs the ring and compares; the command that reproduces a failure is printed. */
@@ -225,12 +332,11 @@ static int run_and_compare(verification *v, crew *c, int brief) {
         return failure_print(&f);
     }
     int status = crew_run(c, verify_body, v);
-    if (status == 0 && crew_speaks(c) && print_errors(v, ranks, brief || v->o->quiet)) {
-        fprintf(stderr, "ringattn: verify: above the bound; to reproduce: %s", c->size > 1 ? "mpirun -n " : "");
-        if (c->size > 1)
-            fprintf(stderr, "%d ", c->size);
-        options_print(stderr, v->o, "verify");
-        fprintf(stderr, "\n");
+    if (status == 0 && crew_speaks(c)) {
+        if (print_errors(v, ranks, brief || v->o->quiet))
+            print_command(v, c);
+        else
+            v->exact++;
     }
     free(v->rank);
     v->rank = NULL;
@@ -241,8 +347,15 @@ static int verify_random(verification *v, crew *c, int brief) {
     failure f = {0};
     oracle_result expected = {0};
     int status;
-    if (sample_problem(v->o, 1, &v->whole, &f) || run_oracle(v, &expected, &f)) {
-        status = failure_print(&f);
+    v->problems++;
+    if (sample_problem(v->o, 1, &v->whole, &f) || check_supported(v, &f) || run_oracle(v, &expected, &f)) {
+        status = f.status;
+        if (v->counts_refusals && status == EXIT_UNSUPPORTED) {
+            count_refusal(v, f.text);
+            status = 0;
+        } else if (crew_speaks(c)) {
+            failure_print(&f);
+        }
     } else {
         set_references(v, &expected);
         status = run_and_compare(v, c, brief);
@@ -252,12 +365,12 @@ static int verify_random(verification *v, crew *c, int brief) {
     return status;
 }
 
-/* A tensor of the whole problem in double and in (b, t, h, d) order; lse as it is. NULL without memory. */
+/* A tensor of the whole problem in double and in (b, t, h, d) order; those without such axes as they are. NULL without memory. */
 static double *widen(const tensors *whole, slot s) {
     int64_t n = tensors_elements(whole, s), shape[4] = {1, 1, 1, n};
     int token = whole->order == ORDER_BSHD ? 1 : 2;
     ra_tensor view = ra_tensor_bshd(whole->data[s], whole->dtype[s], 1, 1, n);
-    if (s != LSE) {
+    if (s <= DV && s != LSE) {
         tensors_shape(whole, s, shape);
         view = tensors_view(whole, s);
     }
@@ -273,13 +386,13 @@ static double *widen(const tensors *whole, slot s) {
 /* The file's own out, lse, dq, dk, dv as references. */
 static int read_references(verification *v, const input *in, double *reference[COMPARED], failure *f) {
     tensors *whole = &v->whole;
-    for (int i = 0; i < (whole->problem.backward ? COMPARED : 2); i++) {
+    for (int i = 0; i < COMPARED; i++) {
         slot s = compared[i];
         const st_tensor *x = in->tensor[s];
         int64_t shape[4];
-        int axes = tensors_shape(whole, s, shape);
-        if (!x)
+        if (!x || !is_wanted(v->o, &whole->problem, s))
             continue;
+        int axes = tensors_shape(whole, s, shape);
         if (strcmp(x->dtype, "F32") != 0 || x->axes != axes || memcmp(x->shape, shape, (size_t)axes * sizeof shape[0]) != 0) {
             fprintf(stderr, "ringattn: note: %s: tensor %s is not F32 of the result's shape and is not compared\n", in->path, x->name);
             continue;
@@ -305,7 +418,7 @@ static int read_inputs(verification *v, input *in, failure *f) {
         if (in->tensor[s] &&
             (tensors_allocate(&v->whole, s, in->dtype[s], f) || rank_read(&v->whole, s, in->fd, in->tensor[s], in->path, f)))
             return -1;
-    return 0;
+    return input_finish(in, &o, &v->whole, f);
 }
 
 static int verify_file(verification *v, crew *c) {
@@ -314,7 +427,7 @@ static int verify_file(verification *v, crew *c) {
     oracle_result expected = {0};
     double *reference[COMPARED] = {0};
     int status, any = 0;
-    if (read_inputs(v, &in, &f) || read_references(v, &in, reference, &f) || run_oracle(v, &expected, &f)) {
+    if (read_inputs(v, &in, &f) || read_references(v, &in, reference, &f) || check_supported(v, &f) || run_oracle(v, &expected, &f)) {
         status = crew_speaks(c) ? failure_print(&f) : f.status;
     } else {
         set_references(v, &expected);
@@ -405,14 +518,65 @@ static int verify_matrix(verification *v, crew *c) {
     return status;
 }
 
+/* N problems, each from its own seed. Layouts, types and sizes are drawn with the rest. */
+static int verify_drawn(verification *v, crew *c, unsigned kinds) {
+    options o = *v->o;
+    const options *asked = v->o;
+    int status = 0;
+    v->o = c->o = &o;
+    v->counts_refusals = 1;
+    for (int64_t i = 0; i < asked->random && !status; i++) {
+        o = *asked;
+        draw_options(&o, (uint64_t)asked->seed, i, kinds, c->size > 1);
+        status = verify_random(v, c, 1);
+    }
+    v->o = c->o = asked;
+    if (!crew_speaks(c) || v->list || asked->quiet)
+        return status;
+    printf("%d problems tried: %d exact, %d refused, %d wrong; %d tensors compared with fp64\n", v->problems, v->exact, v->refused.problems,
+           v->problems - v->exact - v->refused.problems, v->checks);
+    for (int i = 0; i < v->refused.reasons; i++)
+        printf("%6d refused: %s\n", v->refused.of[i].problems, v->refused.of[i].text);
+    return status;
+}
+
+/* With --random everything else is drawn. */
+static int check_drawn(const options *o, failure *f) {
+    options plain;
+    options_init(&plain, o->command);
+    plain.random = o->random;
+    plain.only = o->only;
+    plain.seed = o->seed;
+    plain.ring = o->ring;
+    plain.threads = o->threads;
+    plain.timeout = o->timeout;
+    plain.tolerance = o->tolerance;
+    plain.json = o->json;
+    plain.quiet = o->quiet;
+    plain.verbose = o->verbose;
+    plain.operands = o->operands;
+    if (!options_equal(o, &plain) || o->operand_count)
+        return fail(f, EXIT_USAGE,
+                    "--random draws the problems: only --only, --seed, --ring, --threads, --tolerance, --timeout, --json, "
+                    "--quiet and --verbose go with it");
+    return 0;
+}
+
 static int check_options(const options *o, failure *f) {
+    if (o->random)
+        return check_drawn(o, f);
+    if (o->only)
+        return fail(f, EXIT_USAGE, "--only needs --random");
     if (o->operand_count > 1)
         return fail(f, EXIT_USAGE, "verify takes one file, the second is %s", o->operands[1]);
     int sized = o->B >= 0 || o->S >= 0 || o->Sq >= 0 || o->Skv >= 0 || o->H >= 0 || o->G >= 0 || o->D >= 0 || o->Dv >= 0;
-    int made = sized || o->dtype || o->segments || o->bias;
+    int made = sized || o->dtype || o->segments || o->bias || o->kv_lens || o->packed || o->slices || o->sinks || o->temperature;
+    int asked = o->causal || o->causal_block || o->window[0] >= 0 || o->window[1] >= 0 || o->softcap > 0 || o->alibi || o->dropout > 0;
     if (o->operand_count && made)
-        return fail(f, EXIT_USAGE, "sizes, --dtype, --segments and --bias are the file's own when a file is given");
-    if (!o->operand_count && !sized && (made || o->causal || o->causal_block || o->layout || o->order))
+        return fail(f, EXIT_USAGE,
+                    "sizes, --dtype, --segments, --bias, --kv-lens, --packed, --slices, --sinks and --temperature are the "
+                    "file's own when a file is given");
+    if (!o->operand_count && !sized && (made || asked || o->layout || o->order || o->row_max || o->dbias || o->dsinks))
         return fail(f, EXIT_USAGE, "give the sizes of the problem too, at least --S and --D; without any option a built-in matrix is run");
     if (o->S >= 0 && (o->Sq >= 0 || o->Skv >= 0))
         return fail(f, EXIT_USAGE, "--S is for --Sq and --Skv both; give it or them");
@@ -421,12 +585,20 @@ static int check_options(const options *o, failure *f) {
     return 0;
 }
 
+static json_t *reasons_object(const refusals *r) {
+    json_t *object = json_object();
+    for (int i = 0; i < r->reasons; i++)
+        json_object_set_new(object, r->of[i].text, json_integer(r->of[i].problems));
+    return object;
+}
+
 int command_verify(const options *o) {
     failure f = {0};
     crew c = {0};
     verification v = {.o = o};
+    unsigned kinds = 0;
     int status;
-    if (check_options(o, &f) || crew_open(&c, o, &f)) {
+    if (check_options(o, &f) || draw_kinds(o->only, &kinds, &f) || crew_open(&c, o, &f)) {
         status = crew_speaks(&c) ? failure_print(&f) : f.status;
         crew_close(&c);
         return status;
@@ -434,12 +606,16 @@ int command_verify(const options *o) {
     v.list = o->json ? json_array() : NULL;
     if (o->operand_count)
         status = verify_file(&v, &c);
+    else if (o->random)
+        status = verify_drawn(&v, &c, kinds);
     else if (o->S < 0 && o->Sq < 0 && o->Skv < 0)
         status = verify_matrix(&v, &c);
     else
         status = verify_random(&v, &c, 0);
     if (status == 0 && v.list && crew_speaks(&c)) {
-        json_t *object = json_pack("{s:i, s:i, s:O, s:s}", "checks", v.checks, "failures", v.failures, "results", v.list, "isa", ra_isa());
+        json_t *object = json_pack("{s:i, s:i, s:O, s:s, s:i, s:i, s:i, s:o}", "checks", v.checks, "failures", v.failures, "results",
+                                   v.list, "isa", ra_isa(), "problems", v.problems, "exact", v.exact, "refused", v.refused.problems,
+                                   "reasons", reasons_object(&v.refused));
         if (report_json(object, &f))
             status = failure_print(&f);
     }

@@ -7,47 +7,8 @@
 #include "base/memory.h"
 #include "base/threads.h"
 
-static struct ra__shard q_shard(const ra_plan *plan, int r) {
-    return ra__layout_shard(plan->problem.layout, plan->problem.Sq, plan->ring.schedule.P, r);
-}
-
 static struct ra__shard kv_shard(const ra_plan *plan, int r) {
     return ra__layout_shard(plan->problem.layout, plan->problem.Skv, plan->ring.schedule.P, r);
-}
-
-static int64_t last_key(const ra_plan *plan, int64_t i) {
-    return plan->positional ? ra__mask_last_key(i, plan->offset, plan->block) : INT64_MAX;
-}
-
-static bool segments_meet(const ra_plan *plan, int r, int b) {
-    const int64_t B = plan->problem.B;
-    for (int64_t i = 0; i < B; i++) {
-        const struct ra__segment_range *q = &plan->ranges[r * B + i], *k = &plan->ranges[b * B + i];
-        if (q->q_min <= k->k_max && k->k_min <= q->q_max)
-            return true;
-    }
-    return false;
-}
-
-bool ra__plan_needs(const void *context, int r, int b) {
-    const ra_plan *plan = context;
-    const struct ra__shard q = q_shard(plan, r), kv = kv_shard(plan, b);
-    if (q.T == 0 || kv.T == 0 || last_key(plan, ra__shard_last(&q)) < ra__shard_first(&kv))
-        return false;
-    return !plan->has_segments || segments_meet(plan, r, b);
-}
-
-double ra__plan_pairs(const ra_plan *plan, int r) {
-    const struct ra__shard q = q_shard(plan, r);
-    const int64_t Skv = plan->problem.Skv;
-    if (!plan->positional)
-        return (double)q.T * (double)Skv;
-    double pairs = 0;
-    for (int64_t t = 0; t < q.T; t++) {
-        int64_t last = last_key(plan, ra__shard_position(&q, t));
-        pairs += last < 0 ? 0 : last >= Skv ? (double)Skv : (double)(last + 1);
-    }
-    return pairs;
 }
 
 static struct ra__segment_range range_of(const int32_t *q, int64_t Tq, const int32_t *k, int64_t Tk) {
@@ -69,8 +30,7 @@ static ra_status allocate(ra_plan *plan, int P) {
     const ra_allocator *memory = &plan->comm->allocator;
     const size_t B = (size_t)plan->problem.B, id = sizeof(int32_t);
     plan->steps = ra__alloc(memory, (size_t)P * sizeof *plan->steps);
-    ring->q_last = ra__alloc(memory, (size_t)ring->q.T * sizeof *ring->q_last);
-    bool missing = !plan->steps || !ring->q_last;
+    bool missing = !plan->steps;
     if (plan->has_segments) {
         plan->ranges = ra__alloc(memory, (size_t)P * B * sizeof *plan->ranges);
         ring->q_segment = ra__alloc(memory, B * (size_t)ring->q.T * id);
@@ -109,9 +69,7 @@ static void derive(ra_plan *plan, ra_comm *comm, const ra_problem *p, struct ra_
     plan->problem.mask.q_segment_ids = plan->problem.mask.kv_segment_ids = NULL;
     plan->problem.scale = isnan(p->scale) ? 1 / sqrt((double)p->D) : p->scale;
     plan->problem.threads = p->threads ? p->threads : ra__default_threads();
-    plan->positional = p->mask.causal || p->mask.causal_block;
-    plan->block = p->mask.causal_block ? p->mask.causal_block : 1;
-    plan->offset = p->mask.align == RA_ALIGN_BOTTOM_RIGHT ? p->Skv - p->Sq : 0;
+    plan->rule = ra__mask_rule_of(p);
     plan->has_segments = agreed.segments;
     plan->problem.backward = agreed.backward;
     *ring = (struct ra__ring){.comm = comm,
@@ -137,6 +95,7 @@ static void derive(ra_plan *plan, ra_comm *comm, const ra_problem *p, struct ra_
         ring->Tkv_max = T > ring->Tkv_max ? T : ring->Tkv_max;
     }
     ring->schedule.P = P;
+    ring->schedule.r = r;
     ra__choose_tiles(ring, p);
 }
 
@@ -164,11 +123,15 @@ static ra_status build(ra_plan *plan, const ra_problem *p, bool follows) {
     ra_status own = check_limits(plan);
     if (own == RA_OK)
         own = allocate(plan, P);
-    RA__TRY(ra__agree(plan->comm, p, own, follows, &unused)); /* again, so that no rank goes on alone */
-    if (plan->has_segments)
+    if (own == RA_OK)
+        own = ra__masks_copy(plan, p);
+    if (plan->has_segments) {
+        RA__TRY(ra__agree(plan->comm, p, own, follows, &unused)); /* no rank waits for the others' segments alone */
         RA__TRY(share_segments(plan, p));
-    for (int64_t t = 0; t < ring->q.T; t++)
-        ring->q_last[t] = last_key(plan, ra__shard_position(&ring->q, t));
+    }
+    if (own == RA_OK)
+        own = ra__masks_build(plan);
+    RA__TRY(ra__agree(plan->comm, p, own, follows, &unused)); /* again, so that no rank goes on alone */
     ra__schedule_make(&ring->schedule, plan->steps, P, r, ra__plan_needs, plan);
     return measure(plan);
 }
@@ -208,7 +171,9 @@ void ra_plan_destroy(ra_plan *plan) {
     const ra_allocator memory = plan->comm->allocator;
     ra__free(&memory, plan->steps);
     ra__free(&memory, plan->ranges);
-    ra__free(&memory, plan->ring.q_last);
+    ra__masks_free(plan);
+    ra__free(&memory, plan->ring.kv_lens);
+    ra__free(&memory, plan->ring.alibi);
     ra__free(&memory, plan->ring.q_segment);
     ra__free(&memory, plan->ring.kv_segment);
     ra__free(&memory, plan);
@@ -251,7 +216,7 @@ void ra_plan_query(const ra_plan *plan, ra_plan_info *info) {
                            .k_tile_backward = a->k_tile_b,
                            .steps = ring->schedule.steps,
                            .workspace_bytes = ring->workspace_bytes,
-                           .pairs = ra__plan_pairs(plan, ring->schedule.r) * (double)(a->B * a->H)};
+                           .pairs = ra__plan_pairs(plan, ring->schedule.r) * (double)a->H};
     bytes_sent(plan, &info->bytes_sent_forward, &info->bytes_sent_backward);
     info->flops_forward = info->pairs * (double)(2 * a->D + 2 * a->Dv);
     info->flops_backward = info->pairs * (double)(6 * a->D + 4 * a->Dv);

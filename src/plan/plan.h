@@ -2,6 +2,7 @@
 #ifndef RA_PLAN_PLAN_H
 #define RA_PLAN_PLAN_H
 
+#include "plan/spans.h"
 #include "ring/ring.h"
 
 /* Smallest and largest segment id of one rank's queries and keys in one batch element; min > max: no tokens. */
@@ -13,21 +14,58 @@ struct ra_plan {
     ra_comm *comm;
     ra_problem problem; /* without pointers; scale and threads filled in */
     struct ra__ring ring;
-    bool positional;       /* causal or block-causal */
-    int64_t offset, block; /* of the positional mask: last visible key = ra__mask_last_key(i, offset, block) */
+    struct ra__mask_rule rule; /* the mask by position */
     bool has_segments;
     struct ra__segment_range *ranges; /* [P][B], or NULL */
+    struct ra__rank_mask *ranks;      /* [P] */
     struct ra__step *steps;           /* [P], storage of ring.schedule */
+    int64_t *span_first, *edges;      /* storage of ring.q_spans and ring.q_panels */
+    struct ra__span *spans;
+    struct ra__stretch *panels;
+    int32_t *cu; /* storage of rule */
+    struct ra__slice *slices;
+    int64_t *slice_reach;
 };
 
 /* ra__needs_fn over a plan. */
 bool ra__plan_needs(const void *plan, int r, int b);
 
-/* Pairs that rank r computes by position alone, of one batch element and head. */
+/* The local rows of the block of rank b that rank r needs: sorted ranges, those with short gaps between them as one, and no more than max:
+ * what lies behind is in the last one. Segments hide whole blocks at most. Returns their number. */
+int64_t ra__plan_rows(const ra_plan *plan, int r, int b, struct ra__stretch *ranges, int64_t max);
+
+/* Pairs that rank r computes by position and length alone, of one head, over all batch elements. */
 double ra__plan_pairs(const ra_plan *plan, int r);
+
+/* ---- the mask as a plan keeps it (masks.c) ---- */
+
+/* What the queries of one rank see by position and length. */
+struct ra__rank_mask {
+    struct ra__span_set seen; /* of any batch element */
+    double pairs;
+};
+
+/* The rule of a problem, without the parts that are copied. */
+struct ra__mask_rule ra__mask_rule_of(const ra_problem *p);
+/* Copies those parts into plan->rule, ring->kv_lens and ring->alibi. */
+ra_status ra__masks_copy(ra_plan *plan, const ra_problem *p);
+/* Works plan->rule and ring->kv_lens into plan->ranks, ring->q_spans and ring->q_panels, and ring->q_aligned where there is ring->alibi.
+ * Segments are there already. */
+ra_status ra__masks_build(ra_plan *plan);
+void ra__masks_free(ra_plan *plan);
 
 /* Checks of one rank's own arguments (validate.c). */
 ra_status ra__validate_problem(const ra_problem *p, int P, int r);
+
+/* Offsets [sequences+1] of packed sequences in S tokens; `what` is S's name. */
+ra_status ra__validate_offsets(const char *name, const int32_t *offsets, int64_t sequences, const char *what, int64_t S);
+
+/* Refuses what the engine does not do yet (supports.c): of a valid problem, and of the outputs that a run asks for. */
+ra_status ra__unsupported(const ra_problem *p);
+ra_status ra__unsupported_run(const ra_attention_args *args, bool backward);
+
+/* Of n elements (FNV-1a); 0 for NULL alone. */
+uint64_t ra__hash(const void *data, int64_t n, size_t bytes);
 
 /* What a rank may learn from the others: whether there are segments, for ranks without tokens; whether there is a backward, for ranks
  * that follow. */

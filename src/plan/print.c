@@ -23,17 +23,43 @@ static void put(struct text *t, const char *format, ...) {
 static const char *const layout_name[] = {"contiguous", "zigzag", "striped"};
 static const char *const dtype_name[] = {"f32", "bf16", "f16"};
 
+static void put_count(struct text *t, int64_t n, const char *what) {
+    put(t, " %lld %s%s", (long long)n, what, n == 1 ? "" : "s");
+}
+
+/* By position: where the diagonal begins, and what is measured from it. */
+static void put_position(struct text *t, const struct ra__mask_rule *r) {
+    if (r->block == 1)
+        put(t, " causal");
+    if (r->block > 1)
+        put(t, " block-causal %lld", (long long)r->block);
+    if (r->left >= 0 || r->right >= 0)
+        put(t, " window %lld,%lld", (long long)r->left, (long long)r->right);
+    if (ra__mask_rule_positional(r) && r->cu_q)
+        put(t, " (%s)", r->bottom_right ? "bottom-right" : "top-left");
+    else if (ra__mask_rule_positional(r))
+        put(t, " (offset %lld)", (long long)(r->bottom_right ? r->Skv - r->Sq : 0));
+    if (r->prefix)
+        put(t, " prefix %lld", (long long)r->prefix);
+    if (r->keep_first)
+        put(t, " keep-first %lld", (long long)r->keep_first);
+    if (r->cu_q)
+        put_count(t, r->sequences, "packed sequence");
+    if (r->slice)
+        put_count(t, r->slices, "slice");
+}
+
 static void put_problem(struct text *t, const ra_plan *plan) {
     const ra_problem *p = &plan->problem;
+    const struct ra__ring *ring = &plan->ring;
     put(t, "problem    B %lld, Sq %lld, Skv %lld, H %lld, G %lld, D %lld, Dv %lld, %s, scale %.6g\n", (long long)p->B, (long long)p->Sq,
         (long long)p->Skv, (long long)p->H, (long long)p->G, (long long)p->D, (long long)p->Dv, dtype_name[p->dtype], p->scale);
     put(t, "mask      ");
-    if (p->mask.causal)
-        put(t, " causal (offset %lld)", (long long)plan->offset);
-    if (p->mask.causal_block)
-        put(t, " block-causal %lld (offset %lld)", (long long)plan->block, (long long)plan->offset);
-    put(t, "%s%s%s\n", plan->has_segments ? " segments" : "", p->has_bias ? " bias" : "",
-        !plan->positional && !plan->has_segments && !p->has_bias ? " none" : "");
+    const size_t before = t->length;
+    put_position(t, &plan->rule);
+    put(t, "%s%s%s%s", plan->has_segments ? " segments" : "", ring->kv_lens ? " kv-lens" : "", p->has_bias ? " bias" : "",
+        ring->alibi ? " alibi" : "");
+    put(t, "%s\n", t->length == before ? " none" : "");
 }
 
 static void put_rank(struct text *t, const ra_plan *plan) {

@@ -186,5 +186,13 @@ int64_t ra__traveller_bytes(const struct ra__ring *ring) {
 }
 
 struct ra__q_shard ra__own_q(const struct ra__ring *ring, const ra_attention_args *args) {
-    return (struct ra__q_shard){ring->q.T, ring->q.stretches, ring->q_last, ring->q_segment, ring->has_bias ? &args->bias : NULL};
+    return (struct ra__q_shard){.T = ring->q.T,
+                                .stretches = ring->q.stretches,
+                                .panels = ring->q_panels,
+                                .spans = ring->q_spans,
+                                .segment = ring->q_segment,
+                                .bias = ring->has_bias ? &args->bias : NULL,
+                                .kv_lens = ring->kv_lens,
+                                .alibi = ring->alibi,
+                                .aligned = ring->q_aligned};
 }

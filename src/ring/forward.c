@@ -29,7 +29,7 @@ static int64_t layout(const struct ra__ring *ring, struct map *m) {
     const int64_t message = ra__traveller_bytes(ring);
     const int64_t block = ra__decode_suits(&ring->attn, ring->q.T)
                               ? ra__decode_bytes(&ring->attn, ring->q.T, ring->Tkv_max)
-                              : ra__forward_bytes(&ring->attn, &ring->q.stretches, ring->Tkv_max, steps_computed(&ring->schedule) > 1);
+                              : ra__forward_bytes(&ring->attn, ring->q_panels.count, ring->Tkv_max, steps_computed(&ring->schedule) > 1);
     if (message < 0 || block < 0)
         return -1;
     m->positions = ra__reserve(&w, ring->Tkv_max, sizeof(int64_t));

@@ -16,8 +16,12 @@ struct ra__ring {
     ra_layout layout;
     int64_t Sq, Skv, Tkv_max;        /* Tkv_max: the longest shard of keys of any rank */
     struct ra__shard q, kv;          /* this rank's */
-    int64_t *q_last;                 /* [Tq] */
+    struct ra__spans q_spans;        /* by query, see block/mask.h */
+    struct ra__panels q_panels;      /* of the forward */
     int32_t *q_segment, *kv_segment; /* [B,Tq], [B,Tkv], or NULL */
+    int64_t *kv_lens;                /* [B], or NULL */
+    float *alibi;                    /* [H], or NULL; with it ... */
+    int64_t *q_aligned;              /* ... [Tq] */
     bool has_bias, backward;
     int64_t workspace_bytes; /* of the larger pass */
 };

@@ -92,6 +92,7 @@ struct call {
     struct map map;
     float *dk, *dv;
     int64_t k_tiles;
+    int parts; /* every one of so many tiles of keys is computed */
 };
 
 static struct call new_call(struct ra__backward *w) {
@@ -201,7 +202,8 @@ void ra__backward_end(struct ra__backward *w) {
 
 /* The tile of keys that a task owns. */
 struct key_tile {
-    int64_t b, g, index; /* index among the tiles of this kv head: its place in the order of additions to dq */
+    int64_t b, g;
+    int64_t index; /* among the tiles of this kv head that are computed: its place in the order of additions to dq */
     struct ra__tile keys;
     int64_t panels;
     bool clean; /* no NaN or infinity in k */
@@ -380,9 +382,9 @@ static void write_key_tile(const struct call *c, const struct key_tile *kt) {
 
 static int64_t key_task(const struct call *c, int64_t task, const struct ra__poll *poll) {
     const struct ra__attn *a = c->w->a;
-    const int64_t kv_head = task / c->k_tiles, group = a->H / a->G;
-    struct key_tile kt = {.b = kv_head / a->G, .g = kv_head % a->G, .index = task % c->k_tiles};
-    kt.keys = ra__tile_at(&c->block->stretches, a->k_tile_b, a->k->lanes, kt.index);
+    const int64_t kv_head = task / c->k_tiles, tile = task % c->k_tiles, group = a->H / a->G;
+    struct key_tile kt = {.b = kv_head / a->G, .g = kv_head % a->G, .index = tile / c->parts};
+    kt.keys = ra__tile_at(&c->block->stretches, a->k_tile_b, a->k->lanes, tile);
     kt.panels = (kt.keys.n + a->k->lanes - 1) / a->k->lanes;
     pack_key_tile(c, &kt);
     int64_t pairs = 0;
@@ -409,6 +411,11 @@ static int64_t key_task(const struct call *c, int64_t task, const struct ra__pol
 }
 
 void ra__backward_block(struct ra__backward *w, const struct ra__kv_block *block, float *dk, float *dv, struct ra__poll poll) {
+    ra__backward_part(w, block, 0, 1, dk, dv, poll);
+}
+
+void ra__backward_part(struct ra__backward *w, const struct ra__kv_block *block, int part, int parts, float *dk, float *dv,
+                       struct ra__poll poll) {
     const struct ra__attn *a = w->a;
     const struct ra__q_shard *q = &w->q_shard;
     struct call c = new_call(w);
@@ -416,6 +423,7 @@ void ra__backward_block(struct ra__backward *w, const struct ra__kv_block *block
     c.view = (struct ra__mask_view){q->last, block->position, q->segment, block->segment, q->T, block->T, q->bias};
     c.dk = dk;
     c.dv = dv;
+    c.parts = parts;
     c.k_tiles = ra__tile_count(&block->stretches, a->k_tile_b);
     const int64_t tasks = a->B * a->G * c.k_tiles;
     for (int64_t i = 0; i < a->B * a->H * c.map.q_tiles; i++)
@@ -425,7 +433,7 @@ void ra__backward_block(struct ra__backward *w, const struct ra__kv_block *block
 #pragma omp parallel num_threads(a->threads) reduction(+ : pairs)
     {
         const struct ra__poll *my_poll = poll.fn && ra__thread_index() == 0 ? &poll : NULL;
-        for (int64_t i; (i = atomic_fetch_add(&next, 1)) < tasks;)
+        for (int64_t i; (i = part + parts * atomic_fetch_add(&next, 1)) < tasks;)
             pairs += key_task(&c, i, my_poll);
     }
     w->pairs += pairs;

@@ -122,14 +122,30 @@ static void compute_own(struct walk *k, const struct ra__kv_block *block, int ha
         ra__backward_part(&k->block, block, half, halves, dk, dv, ra__exchange_poll(&k->x));
 }
 
+/* Zeroes rows of x [B,G,T,width] that belong to none of the block's stretches. */
+static void zero_unseen(const struct ra__attn *a, const struct ra__kv_block *block, int64_t width, float *x) {
+    for (int64_t head = 0; head < a->B * a->G; head++, x += block->T * width) {
+        int64_t t = 0;
+        for (int i = 0; i <= block->stretches.count; i++) {
+            const struct ra__stretch s = i < block->stretches.count ? block->stretches.part[i] : (struct ra__stretch){block->T, 0};
+            memset(x + t * width, 0, sizeof *x * (size_t)((s.t0 - t) * width));
+            t = s.t0 + s.n;
+        }
+    }
+}
+
 /* What step i computes of the block at hand. */
 static void compute(struct walk *k, int i) {
     const struct ra__attn *a = &k->ring->attn;
     const struct ra__kv_block *block = &k->traveller.block;
     if (i == 0)
         compute_own(k, block, 0);
-    else if (k->ring->schedule.step[i].computes)
-        ra__backward_block(&k->block, block, k->part, k->part + a->B * a->G * block->T * a->D, ra__exchange_poll(&k->x));
+    if (i == 0 || !k->ring->schedule.step[i].computes)
+        return;
+    float *dk = k->part, *dv = dk + a->B * a->G * block->T * a->D;
+    ra__backward_block(&k->block, block, dk, dv, ra__exchange_poll(&k->x));
+    zero_unseen(a, block, a->D, dk);
+    zero_unseen(a, block, a->Dv, dv);
 }
 
 /* Adds the part to the sum that arrived, and makes the result ready to leave. */

@@ -163,6 +163,30 @@ ra_status ra__traveller_post(struct ra__traveller *t, struct ra__exchange *x, in
     return ra__exchange_send(x, next, RA__TAG_KV, &t->block, reference);
 }
 
+/* The last key that any query of this rank sees by position. */
+static int64_t last_key_seen(const struct ra__ring *ring) {
+    int64_t last = -1;
+    for (int64_t t = 0; t < ring->q.T; t++)
+        last = ring->q_last[t] > last ? ring->q_last[t] : last;
+    return last;
+}
+
+/* The stretches of a visiting block without the keys behind all of this rank's queries, such as the second half of every zigzag block
+ * that starts before this rank's own. */
+static struct ra__stretches seen_stretches(const struct ra__ring *ring, const struct ra__shard *shard) {
+    const int64_t last = last_key_seen(ring);
+    struct ra__stretches seen = {.count = 0};
+    for (int i = 0; i < shard->stretches.count; i++) {
+        struct ra__stretch s = shard->stretches.part[i];
+        if (last < shard->position[i])
+            continue;
+        const int64_t index = (last - shard->position[i]) / shard->stride; /* of the last key seen, were the stretch that long */
+        s.n = s.n <= index ? s.n : index + 1;
+        seen.part[seen.count++] = s;
+    }
+    return seen;
+}
+
 void ra__traveller_advance(struct ra__traveller *t, int i) {
     const struct ra__ring *ring = t->ring;
     if (i + 1 >= ring->schedule.steps)
@@ -172,6 +196,7 @@ void ra__traveller_advance(struct ra__traveller *t, int i) {
     if (ring->schedule.step[i].receives_kv)
         t->block = t->by_reference ? t->coming : unpack(ring, b, t->buffer[(i + 1) % 2]);
     t->block.position = t->positions;
+    t->block.stretches = seen_stretches(ring, &shard);
     ra__shard_positions(&shard, t->positions);
 }
 

@@ -59,7 +59,7 @@ struct ra__traveller {
     bool by_reference;
     char *buffer[2];
     int64_t *positions;        /* [Tkv_max], of the block at hand */
-    struct ra__kv_block block; /* at hand; its position is always this rank's own copy */
+    struct ra__kv_block block; /* at hand; positions are this rank's own copy, stretches what this rank sees of it */
     struct ra__kv_block coming;
 };
 

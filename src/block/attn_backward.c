@@ -433,8 +433,9 @@ void ra__backward_part(struct ra__backward *w, const struct ra__kv_block *block,
 #pragma omp parallel num_threads(a->threads) reduction(+ : pairs)
     {
         const struct ra__poll *my_poll = poll.fn && ra__thread_index() == 0 ? &poll : NULL;
-        for (int64_t i; (i = part + parts * atomic_fetch_add(&next, 1)) < tasks;)
-            pairs += key_task(&c, i, my_poll);
+        for (int64_t i; (i = atomic_fetch_add(&next, 1)) < tasks;)
+            if ((i / c.k_tiles + i % c.k_tiles) % parts == part)
+                pairs += key_task(&c, i, my_poll);
     }
     w->pairs += pairs;
 }

@@ -94,6 +94,7 @@ struct call {
     float *dk, *dv;
     struct ra__panels keys; /* of the block */
     int64_t k_tiles;
+    int parts; /* every one of so many tiles of keys is computed */
 };
 
 static struct call new_call(struct ra__backward *w) {
@@ -221,7 +222,8 @@ void ra__backward_end(struct ra__backward *w) {
 
 /* The tile of keys that a task owns. */
 struct key_tile {
-    int64_t b, g, index; /* index among the tiles of this kv head: its place in the order of additions to dq */
+    int64_t b, g;
+    int64_t index; /* among the tiles of this kv head that are computed: its place in the order of additions to dq */
     int64_t first, panels;
     struct ra__mask_keys sum[RA__MAX_KEY_PANELS], all;
     bool clean; /* no NaN or infinity in k */
@@ -427,9 +429,8 @@ static int64_t tile_products(const struct call *c, const struct key_tile *kt, in
 
 static int64_t key_task(const struct call *c, int64_t task, const struct ra__poll *poll) {
     const struct ra__attn *a = c->w->a;
-    const int64_t kv_head = task / c->k_tiles, group = a->H / a->G;
-    struct key_tile kt = {.b = kv_head / a->G, .g = kv_head % a->G, .index = task % c->k_tiles};
-    kt.first = kt.index * c->map.k_panels;
+    const int64_t kv_head = task / c->k_tiles, tile = task % c->k_tiles, group = a->H / a->G;
+    struct key_tile kt = {.b = kv_head / a->G, .g = kv_head % a->G, .index = tile / c->parts, .first = tile * c->map.k_panels};
     while (kt.panels < c->map.k_panels && kt.first + kt.panels < c->keys.count && panel_at(c, &kt, kt.panels).n > 0)
         kt.panels++;
     pack_key_tile(c, &kt);
@@ -466,6 +467,11 @@ static struct ra__panels cut_keys(const struct call *c) {
 }
 
 void ra__backward_block(struct ra__backward *w, const struct ra__kv_block *block, float *dk, float *dv, struct ra__poll poll) {
+    ra__backward_part(w, block, 0, 1, dk, dv, poll);
+}
+
+void ra__backward_part(struct ra__backward *w, const struct ra__kv_block *block, int part, int parts, float *dk, float *dv,
+                       struct ra__poll poll) {
     const struct ra__attn *a = w->a;
     struct call c = new_call(w);
     c.block = block;
@@ -473,6 +479,7 @@ void ra__backward_block(struct ra__backward *w, const struct ra__kv_block *block
     c.dk = dk;
     c.dv = dv;
     c.keys = cut_keys(&c);
+    c.parts = parts;
     c.k_tiles = (c.keys.count + c.map.k_panels - 1) / c.map.k_panels;
     const int64_t tasks = a->B * a->G * c.k_tiles;
     for (int64_t i = 0; i < a->B * a->H * c.map.q_tiles; i++)
@@ -483,7 +490,8 @@ void ra__backward_block(struct ra__backward *w, const struct ra__kv_block *block
     {
         const struct ra__poll *my_poll = poll.fn && ra__thread_index() == 0 ? &poll : NULL;
         for (int64_t i; (i = atomic_fetch_add(&next, 1)) < tasks;)
-            pairs += key_task(&c, i, my_poll);
+            if ((i / c.k_tiles + i % c.k_tiles) % parts == part)
+                pairs += key_task(&c, i, my_poll);
     }
     w->pairs += pairs;
 }

@@ -113,6 +113,10 @@ struct ra__backward {
 void ra__backward_begin(struct ra__backward *w);
 /* dk [B,G,T,D] and dv [B,G,T,Dv], fp32 without gaps, are overwritten with this block's gradients from this rank's queries. */
 void ra__backward_block(struct ra__backward *w, const struct ra__kv_block *block, float *dk, float *dv, struct ra__poll poll);
+/* One of `parts` shares of that work, 0 to parts - 1, which together make the same dk and dv: every parts-th tile of keys, from another one
+ * on in the next head, so that whatever the mask the shares cost about the same. Other blocks may be computed between them. */
+void ra__backward_part(struct ra__backward *w, const struct ra__kv_block *block, int part, int parts, float *dk, float *dv,
+                       struct ra__poll poll);
 void ra__backward_end(struct ra__backward *w);
 
 #endif

@@ -1,7 +1,10 @@
 /* Backward walker. Keys and values travel as in the forward. Gradients of a visiting block: the sum made by the ranks before (`arriving`)
  * comes in while this rank computes its own part (`part`); the two are added and leave during the next step (`leaving`). Gradients of this
- * rank's own block start with its own part at step 0 (`home`) and end with the sum of all others, which comes straight from the block's
- * last stop. */
+ * rank's own block are what it has made itself (`home`) and the sum of all others, which comes straight from the block's last stop.
+ *
+ * A visiting block cannot be computed before its keys arrive, and its gradients cannot leave before it is computed. So that neither the
+ * first message nor the last is waited for, this rank computes half of its own block, for which it needs nobody, in step 0 and the other
+ * half at the end. */
 #include <string.h>
 
 #include "base/cpu.h"
@@ -107,18 +110,42 @@ static ra_status post(struct walk *k, int i) {
     return send_leaving(k);
 }
 
-/* This rank's part of the gradients of the block at hand. */
-static void compute(struct walk *k, int i) {
-    const struct ra__ring *ring = k->ring;
-    const struct ra__step *step = &ring->schedule.step[i];
-    const int64_t T = tokens_of(ring, step->block);
-    float *dk = i == 0 ? (float *)(k->workspace + k->map.home) : k->part, *dv = dk + ring->attn.B * ring->attn.G * T * ring->attn.D;
-    if (!step->computes) {
-        if (i == 0)
-            memset(dk, 0, (size_t)ra__dkv_bytes(ring, T));
-        return;
+/* This rank's part of its own block's gradients, one half of it after the other; all of it at once where nothing travels. */
+static void compute_own(struct walk *k, const struct ra__kv_block *block, int half) {
+    const struct ra__attn *a = &k->ring->attn;
+    const struct ra__schedule *s = &k->ring->schedule;
+    const int halves = s->steps > 1 || s->home_from >= 0 ? 2 : 1;
+    float *dk = (float *)(k->workspace + k->map.home), *dv = dk + a->B * a->G * block->T * a->D;
+    if (!s->step[0].computes)
+        memset(dk, 0, (size_t)ra__dkv_bytes(k->ring, block->T));
+    else if (half < halves)
+        ra__backward_part(&k->block, block, half, halves, dk, dv, ra__exchange_poll(&k->x));
+}
+
+/* Zeroes rows of x [B,G,T,width] that belong to none of the block's stretches. */
+static void zero_unseen(const struct ra__attn *a, const struct ra__kv_block *block, int64_t width, float *x) {
+    for (int64_t head = 0; head < a->B * a->G; head++, x += block->T * width) {
+        int64_t t = 0;
+        for (int i = 0; i <= block->stretches.count; i++) {
+            const struct ra__stretch s = i < block->stretches.count ? block->stretches.part[i] : (struct ra__stretch){block->T, 0};
+            memset(x + t * width, 0, sizeof *x * (size_t)((s.t0 - t) * width));
+            t = s.t0 + s.n;
+        }
     }
-    ra__backward_block(&k->block, &k->traveller.block, dk, dv, ra__exchange_poll(&k->x));
+}
+
+/* What step i computes of the block at hand. */
+static void compute(struct walk *k, int i) {
+    const struct ra__attn *a = &k->ring->attn;
+    const struct ra__kv_block *block = &k->traveller.block;
+    if (i == 0)
+        compute_own(k, block, 0);
+    if (i == 0 || !k->ring->schedule.step[i].computes)
+        return;
+    float *dk = k->part, *dv = dk + a->B * a->G * block->T * a->D;
+    ra__backward_block(&k->block, block, dk, dv, ra__exchange_poll(&k->x));
+    zero_unseen(a, block, a->D, dk);
+    zero_unseen(a, block, a->Dv, dv);
 }
 
 /* Adds the part to the sum that arrived, and makes the result ready to leave. */
@@ -141,13 +168,16 @@ static void store(const struct ra__ring *ring, const ra_tensor *to, const float 
             ra__store_rows(a->k, to, b, 0, T, g, width, from + (b * a->G + g) * T * width, width);
 }
 
-/* The last sum leaves, this rank's own gradients come home and are written. */
+/* The last sum leaves and this rank's own comes home while the second half of its own block is computed. */
 static ra_status finish(struct walk *k) {
     const struct ra__ring *ring = k->ring;
     const struct ra__attn *a = &ring->attn;
     const int64_t own = ra__dkv_bytes(ring, ring->kv.T);
     float *home = (float *)(k->workspace + k->map.home);
     RA__TRY(send_leaving(k));
+    const struct ra__kv_block block = ra__traveller_own(&k->traveller, k->args);
+    compute_own(k, &block, 1);
+    ra__backward_end(&k->block);
     RA__TRY(ra__exchange_finish(&k->x, "dK,dV", ring->schedule.steps));
     if (ring->schedule.home_from >= 0) {
         double start = ra__now();
@@ -177,7 +207,6 @@ static ra_status walk(struct walk *k) {
         pass_on(k, &s->step[i]);
         ra__traveller_advance(&k->traveller, i);
     }
-    ra__backward_end(&k->block);
     return finish(k);
 }
 

@@ -28,12 +28,14 @@ static void poll_between_tiles(void *arg) {
     struct ra__transfer *list[4];
     bool complete;
     int n = pointers(x, list);
-    if (n && x->failure == RA_OK)
+    if (n == 0)
+        list[n++] = x->comm->background;
+    if (x->failure == RA_OK)
         x->failure = ra__progress(list, n, &complete);
 }
 
 struct ra__poll ra__exchange_poll(struct ra__exchange *x) {
-    return x->count ? (struct ra__poll){poll_between_tiles, x} : (struct ra__poll){NULL, NULL};
+    return x->count || x->comm->background ? (struct ra__poll){poll_between_tiles, x} : (struct ra__poll){NULL, NULL};
 }
 
 ra_status ra__exchange_finish(struct ra__exchange *x, const char *operation, int step) {
@@ -123,13 +125,18 @@ static struct ra__kv_block unpack(const struct ra__ring *ring, int b, char *buff
                                  .segment = ring->kv_segment ? (const int32_t *)(buffer + m.segment) : NULL};
 }
 
+struct ra__kv_block ra__traveller_own(const struct ra__traveller *t, const ra_attention_args *args) {
+    const struct ra__shard *shard = &t->ring->kv;
+    ra__shard_positions(shard, t->positions);
+    return (struct ra__kv_block){args->k, args->v, shard->T, shard->stretches, t->positions, t->ring->kv_segment};
+}
+
 struct ra__traveller ra__traveller_begin(const struct ra__ring *ring, const ra_attention_args *args, char *buffer[2], int64_t *positions) {
     struct ra__traveller t = {.ring = ring,
                               .by_reference = ring->schedule.P > 1 && ring->comm->link.count,
                               .buffer = {buffer[0], buffer[1]},
-                              .positions = positions,
-                              .block = {args->k, args->v, ring->kv.T, ring->kv.stretches, positions, ring->kv_segment}};
-    ra__shard_positions(&ring->kv, positions);
+                              .positions = positions};
+    t.block = ra__traveller_own(&t, args);
     if (t.by_reference)
         ring->comm->link.count(ring->comm->link.self, 1);
     if (ring->schedule.step[0].sends_kv && !t.by_reference)
@@ -156,6 +163,31 @@ ra_status ra__traveller_post(struct ra__traveller *t, struct ra__exchange *x, in
     return ra__exchange_send(x, next, RA__TAG_KV, &t->block, reference);
 }
 
+/* The last key that any query of this rank sees by position. */
+static int64_t last_key_seen(const struct ra__ring *ring) {
+    const struct ra__spans *q = &ring->q_spans;
+    int64_t end = 0;
+    for (int64_t i = 0; i < q->first[ring->q.T]; i++)
+        end = q->span[i].end > end ? q->span[i].end : end;
+    return end - 1;
+}
+
+/* The stretches of a visiting block without the keys behind all of this rank's queries, such as the second half of every zigzag block
+ * that starts before this rank's own. */
+static struct ra__stretches seen_stretches(const struct ra__ring *ring, const struct ra__shard *shard) {
+    const int64_t last = last_key_seen(ring);
+    struct ra__stretches seen = {.count = 0};
+    for (int i = 0; i < shard->stretches.count; i++) {
+        struct ra__stretch s = shard->stretches.part[i];
+        if (last < shard->position[i])
+            continue;
+        const int64_t index = (last - shard->position[i]) / shard->stride; /* of the last key seen, were the stretch that long */
+        s.n = s.n <= index ? s.n : index + 1;
+        seen.part[seen.count++] = s;
+    }
+    return seen;
+}
+
 void ra__traveller_advance(struct ra__traveller *t, int i) {
     const struct ra__ring *ring = t->ring;
     if (i + 1 >= ring->schedule.steps)
@@ -165,6 +197,7 @@ void ra__traveller_advance(struct ra__traveller *t, int i) {
     if (ring->schedule.step[i].receives_kv)
         t->block = t->by_reference ? t->coming : unpack(ring, b, t->buffer[(i + 1) % 2]);
     t->block.position = t->positions;
+    t->block.stretches = seen_stretches(ring, &shard);
     ra__shard_positions(&shard, t->positions);
 }
 

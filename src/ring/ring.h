@@ -63,12 +63,14 @@ struct ra__traveller {
     bool by_reference;
     char *buffer[2];
     int64_t *positions;        /* [Tkv_max], of the block at hand */
-    struct ra__kv_block block; /* at hand; its position is always this rank's own copy */
+    struct ra__kv_block block; /* at hand; positions are this rank's own copy, stretches what this rank sees of it */
     struct ra__kv_block coming;
 };
 
 /* At step 0: this rank's own block, straight from the caller's tensors, copied into a message buffer if it is to be sent as bytes. */
 struct ra__traveller ra__traveller_begin(const struct ra__ring *ring, const ra_attention_args *args, char *buffer[2], int64_t *positions);
+/* This rank's own block again, in place of the one at hand. */
+struct ra__kv_block ra__traveller_own(const struct ra__traveller *t, const ra_attention_args *args);
 /* Posts what step i receives and sends of keys and values. */
 ra_status ra__traveller_post(struct ra__traveller *t, struct ra__exchange *x, int i);
 /* After step i: what arrived is at hand. */

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The speed of `ringattn bench` beside that of other implementations, in one run.
 
-    bench/compare.py [--program build/ringattn] [--venv build/compare-venv] [--rounds 5] [--only pytorch|original] [--json FILE]
+    bench/compare.py [--program build/ringattn] [--venv build/compare-venv] [--rounds 5] [--only pytorch|original] [--isa avx2]
+                     [--json FILE]
 
 pytorch   PyTorch's scaled_dot_product_attention against one rank, one thread each.
 original  The JAX library by the authors of the paper (PyPI: ringattention 0.1.2) on two host devices against two ranks of one thread.
@@ -9,7 +10,8 @@ original  The JAX library by the authors of the paper (PyPI: ringattention 0.1.2
 Both are installed into a scratch environment; PyTorch's wheel for Linux brings some gigabytes of GPU libraries along, without which it does
 not load. What cannot be installed is left out with a note. The implementations take turns, one pass each after one that is not
 counted; figures are medians of the rounds, ratios medians of each round's ratio. Percent are of the multiply-add peak of the cores used,
-measured in the same rounds. Useful operations are counted: 4 S S D a head forward, half of them under a causal mask, 3.5 times as many for
+measured in the same rounds. The ratio's spread is from the lowest to the highest round. --isa avx2 caps the instruction set of all sides:
+RA_ISA, and ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA for PyTorch, XLA's --xla_cpu_max_isa for JAX. Useful operations are counted: 4 S S D a head forward, half of them under a causal mask, 3.5 times as many for
 both passes.
 """
 import argparse
@@ -53,7 +55,8 @@ def pytorch():
 
 
 def original():
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2" + (
+        " --xla_cpu_max_isa=AVX2" if os.environ.get("RA_ISA") == "avx2" else "")
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
     import jax.numpy as jnp
@@ -178,11 +181,12 @@ def compare(program, other, name, dtypes, rounds):
                     a, b = [statistics.median(x[i] for x in times) for times in (mine, theirs)]
                     r = {"against": other.version, **case, "pass": which, "ranks": ranks, "seconds": a, "seconds_other": b,
                          "gflops": work_done / a, "gflops_other": work_done / b, "peak_gflops": max(peaks),
-                         "ratio": statistics.median(y[i] / x[i] for x, y in zip(mine, theirs))}
+                         "ratio": statistics.median(y[i] / x[i] for x, y in zip(mine, theirs)),
+                         "ratios": sorted(y[i] / x[i] for x, y in zip(mine, theirs))}
                     results.append(r)
-                    print("%-5s %4d %-7s %-17s %9.4f %8.1f %6.1f   %9.4f %8.1f %6.1f   %7.2f" % (
+                    print("%-5s %4d %-7s %-17s %9.4f %8.1f %6.1f   %9.4f %8.1f %6.1f   %7.2f  %.2f to %.2f" % (
                         dtype, D, "causal" if causal else "full", which, a, r["gflops"], 100 * r["gflops"] / r["peak_gflops"], b,
-                        r["gflops_other"], 100 * r["gflops_other"] / r["peak_gflops"], r["ratio"]), flush=True)
+                        r["gflops_other"], 100 * r["gflops_other"] / r["peak_gflops"], r["ratio"], r["ratios"][0], r["ratios"][-1]), flush=True)
     return results
 
 
@@ -192,11 +196,14 @@ def main():
     parser.add_argument("--venv", default="build/compare-venv")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=sorted(PACKAGES))
+    parser.add_argument("--isa", choices=["avx2"], help="cap the instruction set of all sides")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.work:
         return work(o.work)
+    if o.isa:  # for the processes started below
+        os.environ.update(RA_ISA="avx2", ATEN_CPU_CAPABILITY="avx2", ONEDNN_MAX_CPU_ISA="AVX2", DNNL_MAX_CPU_ISA="AVX2")
     if not os.path.exists(o.program):
         sys.exit("compare: %s is not there: build it, or name it by --program" % o.program)
     python, names = install(o.venv, [o.only] if o.only else ["pytorch", "original"])
@@ -204,10 +211,11 @@ def main():
     for name in names:
         try:
             other = Other(python, name)
-            print("\n%s, %d heads, %d tokens, %s; median of %d\n" % (
-                other.version, HEADS, S, "one thread" if name == "pytorch" else "two devices against two ranks", o.rounds))
+            print("\n%s, %d heads, %d tokens, %s%s; median of %d\n" % (
+                other.version, HEADS, S, "one thread" if name == "pytorch" else "two devices against two ranks",
+                ", all capped at AVX2" if o.isa else "", o.rounds))
             print("%-5s %4s %-7s %-17s %9s %8s %6s   %9s %8s %6s   %7s" % (
-                "type", "D", "mask", "pass", "ours s", "GFLOP/s", "%", "theirs s", "GFLOP/s", "%", "x theirs"))
+                "type", "D", "mask", "pass", "ours s", "GFLOP/s", "%", "theirs s", "GFLOP/s", "%", "x theirs (spread)"))
             results += compare(o.program, other, name, ["f32", "bf16"], o.rounds)
             other.close()
         except RuntimeError as e:

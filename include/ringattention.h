@@ -410,14 +410,16 @@ typedef enum ra_activation {
 } ra_activation;
 
 /* Tokens are independent, so a rank runs its own shard without communication, `chunk` tokens at a time: the F-wide intermediate never
- * exists for more than a chunk (arXiv 2305.19370, section 3). Row-major without gaps, all of `dtype`. */
+ * exists for more than a chunk (arXiv 2305.19370, section 3). Row-major without gaps, all of `dtype`.
+ * Arithmetic is fp32. Where bf16 pairs are multiplied (oneDNN on AVX512-BF16; RA_ISA=avx512 prevents it), h and its gradients are rounded
+ * to bf16 as operands. The bits do not depend on which gradients are wanted, but with oneDNN they may on the number of threads. */
 typedef struct ra_ffn {
     size_t size; /* set by ra_ffn_init */
     ra_activation activation;
     ra_dtype dtype;
     int64_t T, E, F;
     int64_t chunk;                 /* tokens; 0: chosen */
-    int threads;                   /* for the activations; the GEMMs use the BLAS library's own setting. 0: OpenMP's default */
+    int threads;                   /* 0: OpenMP's default. A BLAS whose threads are not OpenMP's keeps its own setting */
     const ra_allocator *allocator; /* NULL: malloc */
 } ra_ffn;
 
@@ -438,13 +440,15 @@ typedef struct ra_ffn_args {
 
 RA_API size_t ra_ffn_workspace_bytes(const ra_ffn *f); /* O(chunk * F); for either pass. 0 if f is invalid */
 /* workspace: as given by ra_ffn_workspace_bytes, aligned to 64, or NULL to allocate it. y may equal x.
- * Errors: ERR_INVALID, ERR_MEMORY, ERR_OVERFLOW, ERR_UNSUPPORTED (built without CBLAS). */
+ * oneDNN allocates its primitives and packing buffers by malloc, whatever the allocator; a cache of them stays with the process.
+ * Several threads may be in these functions at once, each with its own arguments and workspace.
+ * Errors: ERR_INVALID, ERR_MEMORY, ERR_OVERFLOW, ERR_UNSUPPORTED (built without oneDNN and CBLAS). */
 RA_API ra_status ra_ffn_forward(const ra_ffn *f, const ra_ffn_args *args, void *workspace);
 RA_API ra_status ra_ffn_backward(const ra_ffn *f, const ra_ffn_args *args, void *workspace);
 
 /* ---- what this machine and this build can do ----------------------------------------------------------------------------------------- */
 
-/* One line per fact, "name: value\n": version, compiler, isa levels compiled and usable, openmp, blas, mpi links. Like snprintf. */
+/* One line per fact, "name: value\n": version, compiler, isa levels compiled and usable, openmp, blas, onednn, mpi links. Like snprintf. */
 RA_API size_t ra_features(char *buf, size_t n);
 
 /* The kernel set in use: the best that processor and RA_ISA (scalar|avx2|avx512|avx512bf16|amx) allow. */

@@ -269,10 +269,14 @@ size_t ra_features(char *buf, size_t n) {
             strncat(levels, *levels ? " " : "", sizeof levels - strlen(levels) - 1);
             strncat(levels, ra__isa_name((enum ra__isa)level), sizeof levels - strlen(levels) - 1);
         }
+    const struct ra__gemm_about gemm = ra__gemm_about();
+    char onednn[32] = "none";
+    if (gemm.onednn_major)
+        snprintf(onednn, sizeof onednn, "%d.%d", gemm.onednn_major, gemm.onednn_minor);
     int length = snprintf(buf, n,
-                          "version: %s\ncompiler: %s\nisa: %s\nisa usable: %s\nopenmp: %s\nblas: %s\n"
+                          "version: %s\ncompiler: %s\nisa: %s\nisa usable: %s\nopenmp: %s\nblas: %s\nonednn: %s\n"
                           "mpi links: %s%s%s\n",
-                          ra_version(), __VERSION__, ra_isa(), levels, ra__openmp() ? "yes" : "no", ra__gemm_available() ? "yes" : "no",
+                          ra_version(), __VERSION__, ra_isa(), levels, ra__openmp() ? "yes" : "no", gemm.cblas ? "yes" : "no", onednn,
                           ra__launched_available("openmpi") ? "openmpi " : "", ra__launched_available("mpich") ? "mpich" : "",
                           ra__launched_available("openmpi") || ra__launched_available("mpich") ? "" : "none");
     return length > 0 ? (size_t)length : 0;

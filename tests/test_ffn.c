@@ -2,13 +2,23 @@
  *
  * The loops run twice: in fp64, which is the truth, and with every operation rounded to fp32, which is what the straightforward program
  * would give. The library may be at most twice as far from the truth as that program. The fp64 gradients are themselves checked against
- * central differences. */
+ * central differences.
+ *
+ * Where products are of bf16 operands, the library rounds h, du and dg to bf16 first, each to within 2^-8 of itself. One factor of every
+ * product that is summed for y, dx, dwg, dwu and dwd is such a number, so these may be farther off by 2^-8 of the sum of the products'
+ * sizes; and y, as a different fp32 number is then rounded to bf16, by 2^-8 of itself.
+ *
+ * test_ffn --speed [T E F [ROUNDS]] measures instead: each pass against its products alone, in turns. */
 #include <float.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/cpu.h"
 #include "base/half.h"
+#include "base/threads.h"
+#include "block/gemm.h"
 #include "check.h"
 
 enum { X, WG, WU, WD, BU, BD, DY, INPUTS };
@@ -65,6 +75,7 @@ static struct problem make(ra_activation activation, ra_dtype dtype, int64_t T, 
     memset(&p, 0, sizeof p);
     ra_ffn_init(&p.f);
     p.f.activation = activation, p.f.dtype = dtype, p.f.T = T, p.f.E = E, p.f.F = F;
+    p.f.threads = 1; /* teams for so little work would only wait for each other, long on a busy machine */
     const int64_t gate = activation == RA_SWIGLU ? E * F : 0;
     const int64_t in[] = {T * E, gate, E * F, F * E, biased ? F : 0, biased ? E : 0, T * E};
     const int64_t out[] = {T * E, T * E, gate, E * F, F * E, F, E};
@@ -123,17 +134,18 @@ static double activation(ra_activation kind, bool single, double a, double *slop
     return rounded(single, a * s);
 }
 
-/* What the loops give: out[Y] .. out[DBD], each of out_count elements; and the largest partial sum on the way to each tensor, against
- * which rounding errors are to be seen where the sum itself cancels. */
+/* What the loops give: out[Y] .. out[DBD], each of out_count elements; size, the sums of the sizes of what is added; and the largest
+ * partial sum on the way to each tensor, against which rounding errors are to be seen where the sum itself cancels. */
 struct loops {
     bool single;
-    double *out[OUTPUTS], peak[OUTPUTS];
+    double *out[OUTPUTS], *size[OUTPUTS], peak[OUTPUTS];
 };
 
 /* out[output][i] += a b */
 static void grow(struct loops *l, int output, int64_t i, double a, double b) {
     double *sum = &l->out[output][i];
     *sum = add(l->single, *sum, a, b);
+    l->size[output][i] += fabs(a * b);
     l->peak[output] = fmax(l->peak[output], fabs(*sum));
 }
 
@@ -143,6 +155,7 @@ static void loops_run(const struct problem *p, struct loops *l) {
     double *const *in = p->value;
     for (int a = 0; a < OUTPUTS; a++) {
         memset(l->out[a], 0, (size_t)p->out_count[a] * sizeof(double));
+        memset(l->size[a], 0, (size_t)p->out_count[a] * sizeof(double));
         l->peak[a] = 0;
     }
     for (int64_t t = 0; t < T; t++) {
@@ -180,15 +193,19 @@ static void loops_run(const struct problem *p, struct loops *l) {
 
 static struct loops loops_new(const struct problem *p, bool single) {
     struct loops l = {.single = single};
-    for (int a = 0; a < OUTPUTS; a++)
+    for (int a = 0; a < OUTPUTS; a++) {
         l.out[a] = need((size_t)p->out_count[a] * sizeof(double));
+        l.size[a] = need((size_t)p->out_count[a] * sizeof(double));
+    }
     loops_run(p, &l);
     return l;
 }
 
 static void loops_free(struct loops *l) {
-    for (int a = 0; a < OUTPUTS; a++)
+    for (int a = 0; a < OUTPUTS; a++) {
         free(l->out[a]);
+        free(l->size[a]);
+    }
 }
 
 /* ---- the library ---- */
@@ -279,7 +296,15 @@ static void truth_free(struct truth *t) {
     loops_free(&t->plain);
 }
 
-static double worst_ratio; /* the largest error seen, in units of the bound */
+static bool multiplies_bf16; /* whether the library's products take bf16 operands here */
+static double worst_ratio;   /* the largest error seen, in units of the bound */
+
+/* By how much rounding h, du and dg to bf16 may move element i of an output. */
+static double bf16_room(const struct truth *t, int output, int64_t i) {
+    if (output == DBU || output == DBD)
+        return 0;
+    return 0x1p-8 * (t->exact.size[output][i] + (output == Y ? fabs(t->exact.out[Y][i]) : 0)) * (1 + 0x1p-7);
+}
 
 /* Largest errors against fp64: at most twice the plain program's, which may be lucky by a few units in the last place. */
 static void check_accuracy(const struct problem *p, const struct truth *t, const struct result *r) {
@@ -287,9 +312,11 @@ static void check_accuracy(const struct problem *p, const struct truth *t, const
         if (a == DWG && !p->in_count[WG])
             continue;
         double error = 0, plain = 0;
+        const bool bf16 = p->f.dtype == RA_BF16 && multiplies_bf16;
         for (int64_t i = 0; i < p->out_count[a]; i++) {
             const double exact = t->exact.out[a][i];
-            const double e = fabs((a == Y ? load(p->f.dtype, r->y, i) : (double)r->gradient[a][i]) - exact);
+            const double e =
+                fabs((a == Y ? load(p->f.dtype, r->y, i) : (double)r->gradient[a][i]) - exact) - (bf16 ? bf16_room(t, a, i) : 0);
             error = e <= error ? error : e; /* so written, NaN is kept */
             plain = fmax(plain, fabs(t->plain.out[a][i] - exact));
         }
@@ -315,9 +342,9 @@ static void check_chunks(struct problem *p) {
     truth_free(&t);
 }
 
-/* F = 1100: 16-bit weights are converted in several parts. */
+/* F = 2100: hidden columns in several panels of every kind. */
 static void matches_loops(void) {
-    const int64_t tokens[] = {0, 1, 5, 33}, sizes[][2] = {{1, 1}, {7, 5}, {13, 29}, {3, 1100}};
+    const int64_t tokens[] = {0, 1, 5, 33}, sizes[][2] = {{1, 1}, {7, 5}, {13, 29}, {3, 2100}};
     for (int kind = 0; kind < 3; kind++)
         for (int dtype = 0; dtype < 3; dtype++)
             for (int t = 0; t < 4; t++)
@@ -426,26 +453,78 @@ static void subsets_of(struct problem *p) {
 
 static void subsets_of_gradients(void) {
     each(subsets_of, 5, 7, 9, 3);
-    each(subsets_of, 5, 3, 700, 2);
+    each(subsets_of, 5, 3, 1300, 2);
 }
 
+/* Any number of threads gives a right result, and twice the same. oneDNN may split sums among threads, so only a CBLAS gives the same bits
+ * for any number. The caller's own number of threads is left alone. */
 static void threads_of(struct problem *p) {
     struct result one = result_new(p);
+    struct truth t = truth_of(p);
+    const int before = ra__default_threads();
     p->f.threads = 1;
     run(p, &one);
     for (int threads = 0; threads <= 3; threads++) {
-        struct result r = result_new(p);
+        struct result r = result_new(p), again = result_new(p);
         p->f.threads = threads;
         run(p, &r);
-        check_same(p, &one, &r, "threads");
+        run(p, &again);
+        check_same(p, &r, &again, "twice the same threads");
+        check_accuracy(p, &t, &r);
+        if (ra__gemm_about().cblas || threads == 1)
+            check_same(p, &one, &r, "threads");
         result_free(&r);
+        result_free(&again);
     }
+    CHECK_EQ_INT(ra__default_threads(), before);
+    truth_free(&t);
     result_free(&one);
 }
 
-static void threads_change_nothing(void) {
+static void any_number_of_threads(void) {
     each(threads_of, 65, 33, 700, 20);
     each(threads_of, 3, 100, 130, 0);
+    each(threads_of, 1, 8, 2100, 0); /* few rows: what is likely to be split */
+}
+
+/* Ranks of one process: several threads in the feed-forward at once, each with threads of its own, get the bits that each gets alone. */
+struct rank {
+    struct problem p;
+    struct result alone;
+    pthread_t thread;
+};
+
+static void *rank_main(void *user) {
+    struct rank *k = user;
+    for (int i = 0; i < 6; i++) {
+        struct result r = result_new(&k->p);
+        run(&k->p, &r);
+        check_same(&k->p, &k->alone, &r, "ranks at once");
+        result_free(&r);
+    }
+    return NULL;
+}
+
+static void ranks_at_once(void) {
+    enum { RANKS = 6 };
+    for (int threads = 1; threads <= 2; threads++) {
+        struct rank ranks[RANKS];
+        for (int i = 0; i < RANKS; i++) {
+            struct rank *k = &ranks[i];
+            k->p = make((ra_activation)(i % 3), i % 2 ? RA_F32 : RA_BF16, 50, 40 + i / 4, 300, true, 1.0);
+            k->p.f.chunk = 16, k->p.f.threads = threads;
+            k->alone = result_new(&k->p);
+            run(&k->p, &k->alone);
+        }
+        for (int i = 0; i < RANKS; i++)
+            if (pthread_create(&ranks[i].thread, NULL, rank_main, &ranks[i]) != 0)
+                exit(1);
+        for (int i = 0; i < RANKS; i++) {
+            pthread_join(ranks[i].thread, NULL);
+            result_free(&ranks[i].alone);
+            drop(&ranks[i].p);
+        }
+    }
 }
 
 static void in_place_of(struct problem *p) {
@@ -463,7 +542,7 @@ static void in_place_of(struct problem *p) {
 }
 
 static void y_may_be_x(void) {
-    each(in_place_of, 11, 5, 700, 4);
+    each(in_place_of, 11, 5, 1300, 4);
 }
 
 /* ---- memory ---- */
@@ -523,7 +602,8 @@ static void workspace_of(struct problem *p) {
 }
 
 static void workspace_is_exact(void) {
-    each(workspace_of, 11, 5, 700, 4);
+    each(workspace_of, 11, 5, 1300, 4);
+    each(workspace_of, 3, 5, 3500, 0);
     each(workspace_of, 3, 7, 9, 0);
 }
 
@@ -557,7 +637,6 @@ static void bad_options(void) {
     struct problem p = make(RA_SWIGLU, RA_F32, 2, 3, 4, true, 1.0);
     struct result r = result_new(&p);
     const ra_ffn_args a = args_of(&p, &r, all);
-    const int64_t big = INT64_C(1) << 30;
 #define BAD(want, why, ...)                \
     do {                                   \
         ra_ffn f = p.f;                    \
@@ -574,7 +653,7 @@ static void bad_options(void) {
     BAD(RA_ERR_INVALID, "threads is -1", f.threads = -1);
     BAD(RA_ERR_OVERFLOW, "64 bits", f.T = INT64_MAX);
     BAD(RA_ERR_OVERFLOW, "64 bits", f.E = f.F = INT64_C(1) << 40);
-    BAD(RA_ERR_OVERFLOW, "workspace", f.T = f.chunk = f.E = f.F = big);
+    BAD(RA_ERR_OVERFLOW, "workspace", f.T = f.chunk = f.F = INT32_MAX);
     BAD(RA_ERR_UNSUPPORTED, "CBLAS counts", f.F = INT64_C(1) << 31);
     BAD(RA_ERR_UNSUPPORTED, "CBLAS counts", f.E = INT64_C(1) << 31);
 #undef BAD
@@ -649,23 +728,127 @@ static void no_tokens(void) {
     drop(&p);
 }
 
-/* Whether this build has a CBLAS; if not, both passes must say so. */
+/* Whether this build can multiply; if not, both passes must say so. */
 static bool available(void) {
     struct problem p = make(RA_GELU, RA_F32, 2, 3, 4, true, 1.0);
     struct result r = result_new(&p);
     const ra_ffn_args a = args_of(&p, &r, all);
     const bool yes = ra_ffn_forward(&p.f, &a, NULL) != RA_ERR_UNSUPPORTED;
     if (!yes) {
-        CHECK(strstr(ra_last_error(), "built without CBLAS"));
+        CHECK(strstr(ra_last_error(), "built without oneDNN and CBLAS"));
         CHECK_STATUS(ra_ffn_backward(&p.f, &a, NULL), RA_ERR_UNSUPPORTED);
-        CHECK(strstr(ra_last_error(), "built without CBLAS"));
+        CHECK(strstr(ra_last_error(), "built without oneDNN and CBLAS"));
     }
     result_free(&r);
     drop(&p);
     return yes;
 }
 
-int main(void) {
+/* ---- speed ---- */
+
+/* The products of a pass over T tokens, by chunks of n, `panel` hidden columns at a time: operands of p's type, results in fp32. */
+static void products_alone(const struct problem *p, bool backward, int64_t panel, void *const in[4], float *const out[4]) {
+    const int64_t E = p->f.E, F = p->f.F, n = p->f.T < 1024 ? p->f.T : 1024;
+    const int gates = p->f.activation == RA_SWIGLU ? 2 : 1;
+    const bool bf16 = p->f.dtype == RA_BF16 && multiplies_bf16;
+    const size_t size = bytes_of(p->f.dtype);
+    void *const x = in[0], *const w = in[1], *const h = in[2], *const wd = in[3];
+    struct ra__gemm gemm;
+    ra__gemm_open(&gemm);
+#define PRODUCT(a, at_a, ta, b, at_b, tb, c, rows, columns, inner, sum, sa, sb, sc)                                                \
+    ra__gemm(&gemm, &(struct ra__product){bf16, ta, tb, sum, rows, columns, inner, sa, sb, sc}, (char *)(a) + (size_t)(at_a)*size, \
+             (char *)(b) + (size_t)(at_b)*size, c)
+    for (int64_t t = 0; t < p->f.T; t += n) {
+        for (int64_t j = 0; j < F; j += panel) {
+            const int64_t m = F - j < panel ? F - j : panel;
+            for (int g = 0; g < gates; g++)
+                PRODUCT(x, 0, false, w, j, false, out[0], n, m, E, false, E, F, m); /* u, g */
+            if (!backward)
+                continue;
+            PRODUCT(x, 0, false, wd, j * E, true, out[0], n, m, E, false, E, E, m);    /* dh */
+            PRODUCT(h, 0, true, x, 0, false, out[1] + j * E, m, E, n, t > 0, m, E, E); /* dwd */
+            for (int g = 0; g < gates; g++) {
+                PRODUCT(x, 0, true, h, 0, false, out[2] + j, E, m, n, t > 0, E, m, F);      /* dwu, dwg */
+                PRODUCT(h, 0, false, w, j, true, out[3], n, E, m, j > 0 || g > 0, m, F, E); /* dx */
+            }
+        }
+        if (!backward)
+            PRODUCT(h, 0, false, wd, 0, false, out[3], n, E, F, false, F, E, E); /* y */
+    }
+#undef PRODUCT
+    ra__gemm_close(&gemm);
+}
+
+static int ascending(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Prints a pass's time over that of its products alone, by panels or all of F at once, whichever is faster in most rounds. */
+static void speed_of(ra_activation kind, ra_dtype dtype, bool backward, int threads, int64_t T, int64_t E, int64_t F, int rounds) {
+    struct problem p = make(kind, dtype, T, E, F, false, 1.0);
+    struct result r = result_new(&p);
+    const ra_ffn_args args = args_of(&p, &r, all);
+    const size_t size = bytes_of(dtype);
+    void *const in[4] = {p.in[X], p.in[WU], need((size_t)(1024 * F) * size), p.in[WD]};
+    float *const out[4] = {need((size_t)(1024 * F) * 4), need((size_t)(E * F) * 4), need((size_t)(E * F) * 4),
+                           need((size_t)(1024 * E) * 4)};
+    const int gates = kind == RA_SWIGLU ? 2 : 1;
+    const double gflop = 2e-9 * (double)T * (double)E * (double)F * (backward ? 3 * gates + 2 : gates + 1);
+    double ratio[2][101], ours[101];
+    p.f.threads = threads;
+    ra__set_default_threads(threads);
+    for (int i = -1; i < rounds; i++) { /* the first round does not count */
+        const double start = ra__now();
+        CHECK_OK(backward ? ra_ffn_backward(&p.f, &args, NULL) : ra_ffn_forward(&p.f, &args, NULL));
+        const double middle = ra__now();
+        products_alone(&p, backward, 1024, in, out);
+        const double later = ra__now();
+        products_alone(&p, backward, F, in, out);
+        if (i < 0)
+            continue;
+        ours[i] = middle - start;
+        ratio[0][i] = (middle - start) / (later - middle);
+        ratio[1][i] = (middle - start) / (ra__now() - later);
+    }
+    qsort(ours, (size_t)rounds, sizeof *ours, ascending);
+    for (int w = 0; w < 2; w++)
+        qsort(ratio[w], (size_t)rounds, sizeof **ratio, ascending);
+    const int w = ratio[0][rounds / 2] > ratio[1][rounds / 2] ? 0 : 1, m = rounds / 2;
+    printf("%-10s %-4s %-8s %7d %9.4f %9.1f %9.3f (%.3f to %.3f) %s\n", kind == RA_SWIGLU ? "swiglu" : "gelu",
+           dtype == RA_F32 ? "f32" : "bf16", backward ? "backward" : "forward", threads, ours[m], gflop / ours[m], ratio[w][m],
+           ratio[w][rounds / 4], ratio[w][rounds - 1 - rounds / 4], w ? "at once" : "by panels");
+    fflush(stdout);
+    for (int i = 0; i < 4; i++)
+        free(out[i]);
+    free(in[2]);
+    result_free(&r);
+    drop(&p);
+}
+
+static int speed(int64_t T, int64_t E, int64_t F, int rounds) {
+    const int most = ra__default_threads();
+    char features[512];
+    ra_features(features, sizeof features);
+    printf("%sT %lld, E %lld, F %lld; median of %d rounds\n%-10s %-4s %-8s %7s %9s %9s %9s (quartiles)\n", features, (long long)T,
+           (long long)E, (long long)F, rounds, "activation", "type", "pass", "threads", "s", "GFLOP/s", "x GEMMs");
+    for (int threads = 1; threads <= most; threads *= 2)
+        for (int dtype = RA_F32; dtype <= RA_BF16; dtype++)
+            for (int kind = RA_SWIGLU; kind <= RA_GELU; kind++)
+                for (int backward = 0; backward < 2; backward++)
+                    speed_of((ra_activation)kind, (ra_dtype)dtype, backward, threads, T, E, F, rounds);
+    return check_result();
+}
+
+int main(int argc, char **argv) {
+    multiplies_bf16 = ra__gemm_takes_bf16();
+    if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
+        const int64_t T = argc > 4 ? atoll(argv[2]) : 2048, E = argc > 4 ? atoll(argv[3]) : 1024, F = argc > 4 ? atoll(argv[4]) : 4096;
+        const int rounds = argc > 5 ? atoi(argv[5]) : 9;
+        if (T < 1 || E < 1 || F < 1 || rounds < 1 || rounds > 101)
+            return 1;
+        return speed(T, E, F, rounds);
+    }
     const bool blas = available();
     RUN(loops_match_differences);
     RUN(bad_options);
@@ -673,7 +856,7 @@ int main(void) {
     if (!blas) {
         if (check_result() != 0)
             return 1;
-        CHECK_SKIP("built without CBLAS: only the refusals were tested");
+        CHECK_SKIP("built without oneDNN and CBLAS: only the refusals were tested");
     }
     RUN(bad_args);
     RUN(no_tokens);
@@ -681,7 +864,8 @@ int main(void) {
     RUN(large_inputs);
     RUN(nan_stays_in_its_row);
     RUN(subsets_of_gradients);
-    RUN(threads_change_nothing);
+    RUN(any_number_of_threads);
+    RUN(ranks_at_once);
     RUN(y_may_be_x);
     RUN(workspace_is_exact);
     return check_result();

@@ -2,7 +2,9 @@
 # install_deps.sh [test]: installs, from Debian packages, what the build and the demonstration need; with `test` also what the tests need.
 # Does nothing, and needs no network, when everything is there.
 set -euo pipefail
-packages=(cmake ninja-build gcc g++ libc6-dev pkg-config librandom123-dev libjansson-dev libopenblas-dev
+# libdnnl-dev (oneDNN) does the feed-forward's products; libopenblas, with OpenMP's threads like the library itself, where oneDNN is switched
+# off. The two variants of OpenBLAS may be installed side by side; if both are, the system's alternatives decide (update-alternatives).
+packages=(cmake ninja-build gcc g++ libc6-dev pkg-config librandom123-dev libjansson-dev libdnnl-dev libopenblas-openmp-dev
     libopenmpi-dev openmpi-bin libmpich-dev mpich python3 python3-venv ca-certificates)
 if [ "${1:-}" = test ]; then
     packages+=(binutils clang libclang-rt-14-dev libomp-dev clang-format-14)

@@ -13,6 +13,9 @@ static inline int ra__openmp(void) {
 static inline int ra__default_threads(void) {
     return omp_get_max_threads();
 }
+static inline void ra__set_default_threads(int threads) { /* of the calling thread only */
+    omp_set_num_threads(threads);
+}
 #else
 static inline int ra__thread_index(void) {
     return 0;
@@ -22,6 +25,9 @@ static inline int ra__openmp(void) {
 }
 static inline int ra__default_threads(void) {
     return 1;
+}
+static inline void ra__set_default_threads(int threads) {
+    (void)threads;
 }
 #endif
 

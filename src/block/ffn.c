@@ -10,38 +10,55 @@
  *   h = f(g) u  or  f(u)             (without g: du = dh f'(u))       dx = du wu^T + dg wg^T
  *   y = h wd + bd   [n,E]            dbu += sum of du's rows, dbd += sum of dy's rows
  *
- * Everything is computed in fp32. fp32 tensors are used where they lie. 16-bit ones are converted on the way: x, dy and y by chunks, the
- * weights by panels of PANEL of the F hidden columns, again for every chunk, so that no whole fp32 weight ever exists. Hence the workspace:
- * fp32 chunk * F, 16-bit chunk * (PANEL + E) + E * PANEL, times a small constant.
+ * Every product is summed in fp32, and what is between products is computed in fp32. In what type the operands are multiplied:
  *
- * Threads: the loops between GEMMs use OpenMP, so the BLAS library should too (libopenblas-openmp). Beside one with threads of its own,
- * OpenMP's wait busily for their next loop on the cores that the GEMM needs: OMP_WAIT_POLICY=passive or threads = 1 avoid that.
+ *   fp32 tensors                       fp32, where they lie
+ *   bf16, and the GEMM takes bf16      bf16, where they lie; h, du and dg are rounded to bf16 for it (oneDNN, AVX512-BF16)
+ *   other 16-bit tensors               fp32 copies: x, dy and y by chunks, the weights by panels, again for every chunk, so that no whole
+ *                                      fp32 weight ever exists
  *
- * Bits: rows and columns are shared out among threads whole, every sum is in the order of the tokens, and each gradient is computed by
- * itself. So neither the number of threads nor which gradients are wanted changes them. */
-#include "block/ffn.h"
-
+ * A chunk's hidden columns are computed a panel at a time, so that u and g are still in the cache when the activation reads them. Hence
+ * the workspace: h of a chunk, chunk * F, except with copies, which cost chunk * E + E * panel; and chunk * panel a few times.
+ *
+ * Threads: the loops between GEMMs use OpenMP, so the GEMMs should too (oneDNN, libopenblas-openmp). Beside a BLAS with threads of its
+ * own, OpenMP's wait busily for their next loop on the cores that the GEMM needs: OMP_WAIT_POLICY=passive or threads = 1 avoid that.
+ *
+ * Bits: the loops here share out rows and columns whole, every sum is in the order of the tokens, and each gradient is computed by itself.
+ * So which gradients are wanted does not change them. The number of threads may, where oneDNN makes a product of few rows: it then splits
+ * sums among threads. With the same number they are the same. */
 #include <string.h>
 
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/threads.h"
+#include "block/ffn_rows.h"
 #include "block/gemm.h"
 
-#define PANEL         512  /* hidden columns of a 16-bit weight converted at a time */
+#define PANEL         1024 /* hidden columns at a time: u and g of a chunk are some MB then */
+#define PANEL_COPY    512  /* likewise, of weights converted on the way */
 #define DEFAULT_CHUNK 1024 /* tokens: enough that converting and packing the weights for each chunk costs little */
 
 /* ---- checks, sizes ---- */
 
-/* The workspace as byte offsets, the same for both passes. In fp32 panel is F, and what is marked "copy" is empty. */
+/* How the operands of GEMMs come about, see above. */
+enum way { SINGLE, DIRECT, COPY };
+
+static enum way way_of(ra_dtype dtype) {
+    return dtype == RA_F32 ? SINGLE : dtype == RA_BF16 && ra__gemm_takes_bf16() ? DIRECT : COPY;
+}
+
+/* The workspace as byte offsets, the same for both passes. */
 struct sizes {
+    enum way way;
     int64_t chunk, panel, total;
+    int64_t h;          /* SINGLE: fp32 [chunk,F], the forward's h; u is in it. DIRECT: bf16 [chunk,F], or 3 of [chunk,panel]: h, du, dg */
     int64_t u, g;       /* [chunk,panel]; g of SWIGLU only. Then h, du and dg, in place */
     int64_t dh;         /* [chunk,panel]; then h */
     int64_t bu;         /* [panel], zero where there is no bias */
     int64_t bd;         /* [E], likewise */
-    int64_t x, y;       /* copy: [chunk,E]; y or dy */
-    int64_t wg, wu, wd; /* copy: [E,panel], [E,panel], [panel,E] */
+    int64_t y;          /* but SINGLE: [chunk,E]; y, or COPY's dy */
+    int64_t x;          /* COPY: [chunk,E] */
+    int64_t wg, wu, wd; /* COPY: [E,panel], [E,panel], [panel,E] */
 };
 
 static ra_status check_options(const ra_ffn *f) {
@@ -77,21 +94,26 @@ static ra_status measure(const ra_ffn *f, struct sizes *s) {
         return ra__fail(RA_ERR_UNSUPPORTED, "E is %lld, F is %lld: CBLAS counts to %lld", (long long)E, (long long)F,
                         (long long)RA__GEMM_MAX);
 
-    const bool gated = f->activation == RA_SWIGLU, copy = f->dtype != RA_F32;
+    const bool gated = f->activation == RA_SWIGLU;
+    s->way = way_of(f->dtype);
+    const bool copy = s->way == COPY, single = s->way == SINGLE;
     s->chunk = f->chunk ? f->chunk : DEFAULT_CHUNK;
     s->chunk = s->chunk < f->T ? s->chunk : f->T;
     s->chunk = s->chunk < RA__GEMM_MAX ? s->chunk : RA__GEMM_MAX;
-    s->panel = copy && F > PANEL ? PANEL : F;
+    s->panel = copy ? PANEL_COPY : PANEL;
+    s->panel = s->panel < F ? s->panel : F;
 
     struct ra__layout w = {0};
     const int64_t hidden = s->chunk * s->panel, tokens = s->chunk * E, weights = E * s->panel; /* int32 factors */
-    s->u = ra__reserve(&w, hidden, element);
+    const int64_t kept = single || F > 3 * s->panel ? F : 3 * s->panel;
+    s->h = ra__reserve(&w, copy ? 0 : s->chunk * kept, single ? element : element / 2);
+    s->u = single ? s->h : ra__reserve(&w, hidden, element);
     s->g = ra__reserve(&w, gated ? hidden : 0, element);
     s->dh = ra__reserve(&w, hidden, element);
     s->bu = ra__reserve(&w, s->panel, element);
     s->bd = ra__reserve(&w, E, element);
+    s->y = ra__reserve(&w, single ? 0 : tokens, element);
     s->x = ra__reserve(&w, copy ? tokens : 0, element);
-    s->y = ra__reserve(&w, copy ? tokens : 0, element);
     s->wg = ra__reserve(&w, copy && gated ? weights : 0, element);
     s->wu = ra__reserve(&w, copy ? weights : 0, element);
     s->wd = ra__reserve(&w, copy ? weights : 0, element);
@@ -112,8 +134,8 @@ static ra_status check_args(const ra_ffn *f, const ra_ffn_args *a, const void *w
         return ra__fail(RA_ERR_INVALID, "%s is given, but only SWIGLU has a gate", a->wg ? "wg" : "dwg");
     if ((uintptr_t)workspace % RA__ALIGN)
         return ra__fail(RA_ERR_INVALID, "workspace is not aligned to %d bytes", RA__ALIGN);
-    if (!ra__gemm_available())
-        return ra__fail(RA_ERR_UNSUPPORTED, "feed-forward: built without CBLAS");
+    if (!ra__gemm_about().available)
+        return ra__fail(RA_ERR_UNSUPPORTED, "feed-forward: built without oneDNN and CBLAS");
     return RA_OK;
 }
 
@@ -123,128 +145,80 @@ static ra_status check_args(const ra_ffn *f, const ra_ffn_args *a, const void *w
 struct run {
     ra_activation activation;
     ra_dtype dtype;
+    enum way way;
     int threads;
     int64_t T, E, F, chunk, panel;
     const ra_ffn_args *args;
+    const struct ra__ffn_rows *rows;
+    struct ra__gemm *gemm;
+    void *h;
     float *u, *g, *dh, *bu, *bd, *x, *y, *wg, *wu, *wd;
 };
 
-/* fp32 numbers that are read: rows `stride` elements apart. */
+/* Numbers that are multiplied, bf16 if DIRECT, else fp32: rows `stride` elements apart. */
 struct matrix {
-    const float *at;
+    const void *at;
     int64_t stride;
 };
-
-static void widen_row(ra_dtype dtype, int64_t n, const void *restrict src, float *restrict dst) {
-    const uint16_t *restrict half = src;
-    if (dtype == RA_F32)
-        memcpy(dst, src, (size_t)n * sizeof *dst);
-    else if (dtype == RA_BF16)
-        for (int64_t i = 0; i < n; i++)
-            dst[i] = ra__from_bf16(half[i]);
-    else
-        for (int64_t i = 0; i < n; i++)
-            dst[i] = ra__from_f16(half[i]);
-}
-
-/* dst = src + bias, rounded to dtype. In fp32 dst is src. */
-static void narrow_row(ra_dtype dtype, int64_t n, const float *src, const float *restrict bias, void *dst) {
-    float *single = dst;
-    uint16_t *half = dst;
-    if (dtype == RA_F32)
-        for (int64_t i = 0; i < n; i++)
-            single[i] += bias[i];
-    else if (dtype == RA_BF16)
-        for (int64_t i = 0; i < n; i++)
-            half[i] = ra__to_bf16(src[i] + bias[i]);
-    else
-        for (int64_t i = 0; i < n; i++)
-            half[i] = ra__to_f16(src[i] + bias[i]);
-}
 
 static const void *element(const struct run *r, const void *tensor, int64_t i) {
     return (const char *)tensor + i * (int64_t)ra_dtype_size(r->dtype);
 }
 
 /* `rows` rows of n elements of a tensor of the run's dtype from element `first` on, `stride` apart: in place, or converted into copy. */
-static struct matrix widen(const struct run *r, const void *tensor, int64_t first, int64_t rows, int64_t n, int64_t stride, float *copy) {
-    if (r->dtype == RA_F32)
-        return (struct matrix){(const float *)tensor + first, stride};
+static struct matrix operand(const struct run *r, const void *tensor, int64_t first, int64_t rows, int64_t n, int64_t stride, float *copy) {
+    if (r->way != COPY)
+        return (struct matrix){element(r, tensor, first), stride};
 #pragma omp parallel for num_threads(r->threads)
     for (int64_t i = 0; i < rows; i++)
-        widen_row(r->dtype, n, element(r, tensor, first + i * stride), copy + i * n);
+        r->rows->widen(r->dtype, n, element(r, tensor, first + i * stride), copy + i * n);
     return (struct matrix){copy, n};
 }
 
 /* n elements of a bias, or zeros for none. */
 static void widen_bias(const struct run *r, const void *bias, int64_t first, int64_t n, float *dst) {
     if (bias)
-        widen_row(r->dtype, n, element(r, bias, first), dst);
+        r->rows->widen(r->dtype, n, element(r, bias, first), dst);
     else
         memset(dst, 0, (size_t)n * sizeof *dst);
 }
 
-/* sum[j] (+)= sum over i of a[i][j]: whole columns to a thread, a strip of them at a time, rows in order. */
-static void sum_rows(const struct run *r, int64_t rows, int64_t n, struct matrix a, bool add, float *sum) {
-    enum { STRIP = 64 };
+/* sum[j] (+)= sum over i of a[i][j], a of type dtype: whole columns to a thread, a strip of them at a time, rows in order. */
+static void sum_rows(const struct run *r, int64_t rows, int64_t n, ra_dtype dtype, struct matrix a, bool add, float *sum) {
+    enum { STRIP = 256 };
 #pragma omp parallel for num_threads(r->threads)
     for (int64_t j = 0; j < n; j += STRIP) {
-        float strip[STRIP] = {0};
-        const int64_t width = n - j < STRIP ? n - j : STRIP;
-        for (int64_t i = 0; i < rows; i++)
+        float strip[STRIP] = {0}, row[STRIP];
+        const int64_t width = n - j < STRIP ? n - j : STRIP, size = (int64_t)ra_dtype_size(dtype);
+        for (int64_t i = 0; i < rows; i++) {
+            r->rows->widen(dtype, width, (const char *)a.at + (i * a.stride + j) * size, row);
             for (int64_t k = 0; k < width; k++)
-                strip[k] += a.at[i * a.stride + j + k];
+                strip[k] += row[k];
+        }
         for (int64_t k = 0; k < width; k++)
             sum[j + k] = add ? sum[j + k] + strip[k] : strip[k];
     }
 }
 
-/* ---- activations of one row: u [n] before its bias, g [n] ---- */
-
-/* u = h */
-static void activate_row(ra_activation activation, int64_t n, const float *restrict g, float *restrict u, const float *restrict bu) {
-    if (activation == RA_SWIGLU)
-        for (int64_t i = 0; i < n; i++)
-            u[i] = ra__silu(g[i]).value * (u[i] + bu[i]);
-    else if (activation == RA_GELU)
-        for (int64_t i = 0; i < n; i++)
-            u[i] = ra__gelu(u[i] + bu[i]).value;
-    else
-        for (int64_t i = 0; i < n; i++)
-            u[i] = ra__gelu_tanh(u[i] + bu[i]).value;
-}
-
-/* h = h, u = du, g = dg; h holds dh before. */
-static void differentiate_row(ra_activation activation, int64_t n, float *restrict g, float *restrict u, const float *restrict bu,
-                              float *restrict h) {
-    if (activation == RA_SWIGLU) {
-        for (int64_t i = 0; i < n; i++) {
-            const struct ra__slope gate = ra__silu(g[i]);
-            const float up = u[i] + bu[i], dh = h[i];
-            h[i] = gate.value * up;
-            u[i] = dh * gate.value;
-            g[i] = dh * up * gate.slope;
-        }
-        return;
-    }
-    if (activation == RA_GELU) {
-        for (int64_t i = 0; i < n; i++) {
-            const struct ra__slope s = ra__gelu(u[i] + bu[i]);
-            u[i] = h[i] * s.slope;
-            h[i] = s.value;
-        }
-        return;
-    }
-    for (int64_t i = 0; i < n; i++) {
-        const struct ra__slope s = ra__gelu_tanh(u[i] + bu[i]);
-        u[i] = h[i] * s.slope;
-        h[i] = s.value;
-    }
+/* c (+)= op(a) op(b), see gemm.h */
+static void multiply(const struct run *r, char op_a, char op_b, int64_t m, int64_t n, int64_t k, struct matrix a, struct matrix b, bool add,
+                     float *c, int64_t ldc) {
+    const struct ra__product p = {.bf16 = r->way == DIRECT,
+                                  .transpose_a = op_a == 'T',
+                                  .transpose_b = op_b == 'T',
+                                  .add = add,
+                                  .m = m,
+                                  .n = n,
+                                  .k = k,
+                                  .lda = a.stride,
+                                  .ldb = b.stride,
+                                  .ldc = ldc};
+    ra__gemm(r->gemm, &p, a.at, b.at, c);
 }
 
 /* ---- a panel of hidden columns ---- */
 
-/* The weights and bias of hidden columns j .. j+m-1, in fp32. */
+/* The weights of hidden columns j .. j+m-1; their bias is in bu. */
 struct panel {
     int64_t j, m;
     struct matrix wg, wu; /* [E,m] */
@@ -256,87 +230,114 @@ static struct panel panel_at(const struct run *r, int64_t j) {
     const int64_t E = r->E, F = r->F, m = F - j < r->panel ? F - j : r->panel;
     struct panel p = {j, m, {0}, {0}, {0}};
     if (r->activation == RA_SWIGLU)
-        p.wg = widen(r, a->wg, j, E, m, F, r->wg);
-    p.wu = widen(r, a->wu, j, E, m, F, r->wu);
-    p.wd = widen(r, a->wd, j * E, m, E, E, r->wd);
+        p.wg = operand(r, a->wg, j, E, m, F, r->wg);
+    p.wu = operand(r, a->wu, j, E, m, F, r->wu);
+    p.wd = operand(r, a->wd, j * E, m, E, E, r->wd);
     widen_bias(r, a->bu, j, m, r->bu);
     return p;
 }
 
-/* u = x wu (without its bias), g = x wg: [n,m] */
-static void hidden_forward(const struct run *r, const struct panel *p, int64_t n, struct matrix x) {
-    ra__gemm(false, false, n, p->m, r->E, 1, x.at, x.stride, p->wu.at, p->wu.stride, 0, r->u, p->m);
+/* u = x wu (without its bias), its rows `stride` apart, g = x wg: [n,m] */
+static void hidden_forward(const struct run *r, const struct panel *p, int64_t n, struct matrix x, float *u, int64_t stride) {
+    multiply(r, 'N', 'N', n, p->m, r->E, x, p->wu, false, u, stride);
     if (r->activation == RA_SWIGLU)
-        ra__gemm(false, false, n, p->m, r->E, 1, x.at, x.stride, p->wg.at, p->wg.stride, 0, r->g, p->m);
+        multiply(r, 'N', 'N', n, p->m, r->E, x, p->wg, false, r->g, p->m);
 }
 
-static void activate(const struct run *r, int64_t n, int64_t m) {
+/* u = h; DIRECT: also its bf16 copy at h, F apart. */
+static void activate(const struct run *r, int64_t n, int64_t m, float *u, int64_t stride, uint16_t *h) {
 #pragma omp parallel for num_threads(r->threads)
-    for (int64_t i = 0; i < n; i++)
-        activate_row(r->activation, m, r->g + i * m, r->u + i * m, r->bu);
+    for (int64_t i = 0; i < n; i++) {
+        r->rows->activate(r->activation, m, r->g + i * m, u + i * stride, r->bu);
+        if (r->way == DIRECT)
+            r->rows->to_bf16(m, u + i * stride, h + i * r->F);
+    }
 }
 
-static void differentiate(const struct run *r, int64_t n, int64_t m) {
+/* What the products of a panel's gradients multiply: [n,m]. */
+struct hidden {
+    struct matrix h, du, dg;
+};
+
+/* u = du, g = dg, dh = h; DIRECT: also their bf16 copies at r->h. */
+static struct hidden differentiate(const struct run *r, int64_t n, int64_t m) {
+    const bool gated = r->activation == RA_SWIGLU, direct = r->way == DIRECT;
+    uint16_t *const h = r->h, *const du = direct ? h + n * m : NULL, *const dg = direct ? du + n * m : NULL;
 #pragma omp parallel for num_threads(r->threads)
-    for (int64_t i = 0; i < n; i++)
-        differentiate_row(r->activation, m, r->g + i * m, r->u + i * m, r->bu, r->dh + i * m);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = i * m;
+        r->rows->differentiate(r->activation, m, r->g + at, r->u + at, r->bu, r->dh + at);
+        if (!direct)
+            continue;
+        r->rows->to_bf16(m, r->dh + at, h + at);
+        r->rows->to_bf16(m, r->u + at, du + at);
+        if (gated)
+            r->rows->to_bf16(m, r->g + at, dg + at);
+    }
+    if (direct)
+        return (struct hidden){{h, m}, {du, m}, {dg, m}};
+    return (struct hidden){{r->dh, m}, {r->u, m}, {r->g, m}};
 }
 
 /* ---- the passes: chunks of tokens t .. t+n-1, for each the panels ---- */
 
 static void forward_chunk(const struct run *r, int64_t t, int64_t n) {
     const ra_ffn_args *a = r->args;
-    const int64_t E = r->E;
-    const bool single = r->dtype == RA_F32;
-    const struct matrix x = widen(r, a->x, t * E, n, E, E, r->x);
-    /* With y == x this overwrites x before the next panel would read it; but then x is a copy, or there is no next panel. */
+    const int64_t E = r->E, F = r->F;
+    const bool single = r->way == SINGLE, copy = r->way == COPY;
+    const struct matrix x = operand(r, a->x, t * E, n, E, E, r->x);
+    /* With y == x this overwrites x only when no panel will read it any more: COPY reads a copy. */
     float *y = single ? (float *)a->y + t * E : r->y;
-    for (int64_t j = 0; j < r->F; j += r->panel) {
+    for (int64_t j = 0; j < F; j += r->panel) {
         const struct panel p = panel_at(r, j);
-        hidden_forward(r, &p, n, x);
-        activate(r, n, p.m);
-        ra__gemm(false, false, n, E, p.m, 1, r->u, p.m, p.wd.at, p.wd.stride, j > 0, y, E);
+        float *u = single ? r->u + j : r->u;
+        const int64_t stride = single ? F : p.m;
+        hidden_forward(r, &p, n, x, u, stride);
+        activate(r, n, p.m, u, stride, (uint16_t *)r->h + j);
+        if (copy)
+            multiply(r, 'N', 'N', n, E, p.m, (struct matrix){u, stride}, p.wd, j > 0, y, E);
     }
+    if (!copy)
+        multiply(r, 'N', 'N', n, E, F, (struct matrix){r->h, F}, (struct matrix){a->wd, E}, false, y, E);
     if (single && !a->bd)
         return;
 #pragma omp parallel for num_threads(r->threads)
     for (int64_t i = 0; i < n; i++)
-        narrow_row(r->dtype, E, y + i * E, r->bd, (char *)a->y + (t + i) * E * (int64_t)ra_dtype_size(r->dtype));
+        r->rows->narrow(r->dtype, E, y + i * E, r->bd, (char *)a->y + (t + i) * E * (int64_t)ra_dtype_size(r->dtype));
 }
 
-/* The gradients by way of one panel; u and g hold du and dg, dh holds h. Later chunks add to the weights', later panels to dx. */
+/* The gradients by way of one panel. Later chunks add to the weights', later panels to dx. */
 static void panel_gradients(const struct run *r, const struct panel *p, int64_t t, int64_t n, struct matrix x, struct matrix dy) {
     const ra_ffn_args *a = r->args;
     const int64_t E = r->E, F = r->F, j = p->j, m = p->m;
-    const bool gated = r->activation == RA_SWIGLU;
+    const struct hidden d = differentiate(r, n, m);
     if (a->dwd)
-        ra__gemm(true, false, m, E, n, 1, r->dh, m, dy.at, dy.stride, t > 0, a->dwd + j * E, E);
+        multiply(r, 'T', 'N', m, E, n, d.h, dy, t > 0, a->dwd + j * E, E);
     if (a->dwu)
-        ra__gemm(true, false, E, m, n, 1, x.at, x.stride, r->u, m, t > 0, a->dwu + j, F);
+        multiply(r, 'T', 'N', E, m, n, x, d.du, t > 0, a->dwu + j, F);
     if (a->dwg)
-        ra__gemm(true, false, E, m, n, 1, x.at, x.stride, r->g, m, t > 0, a->dwg + j, F);
+        multiply(r, 'T', 'N', E, m, n, x, d.dg, t > 0, a->dwg + j, F);
     if (a->dbu)
-        sum_rows(r, n, m, (struct matrix){r->u, m}, t > 0, a->dbu + j);
+        sum_rows(r, n, m, RA_F32, (struct matrix){r->u, m}, t > 0, a->dbu + j);
     if (a->dx)
-        ra__gemm(false, true, n, E, m, 1, r->u, m, p->wu.at, p->wu.stride, j > 0, a->dx + t * E, E);
-    if (a->dx && gated)
-        ra__gemm(false, true, n, E, m, 1, r->g, m, p->wg.at, p->wg.stride, 1, a->dx + t * E, E);
+        multiply(r, 'N', 'T', n, E, m, d.du, p->wu, j > 0, a->dx + t * E, E);
+    if (a->dx && r->activation == RA_SWIGLU)
+        multiply(r, 'N', 'T', n, E, m, d.dg, p->wg, true, a->dx + t * E, E);
 }
 
 static void backward_chunk(const struct run *r, int64_t t, int64_t n) {
     const ra_ffn_args *a = r->args;
     const int64_t E = r->E;
-    const struct matrix dy = widen(r, a->dy, t * E, n, E, E, r->y);
+    const struct matrix dy = operand(r, a->dy, t * E, n, E, E, r->y);
     if (a->dbd)
-        sum_rows(r, n, E, dy, t > 0, a->dbd);
+        sum_rows(r, n, E, r->way == DIRECT ? r->dtype : RA_F32, dy, t > 0, a->dbd);
     if (!a->dx && !a->dwg && !a->dwu && !a->dwd && !a->dbu)
         return;
-    const struct matrix x = widen(r, a->x, t * E, n, E, E, r->x);
+    const struct matrix x = operand(r, a->x, t * E, n, E, E, r->x);
     for (int64_t j = 0; j < r->F; j += r->panel) {
         const struct panel p = panel_at(r, j);
-        hidden_forward(r, &p, n, x);
-        ra__gemm(false, true, n, p.m, E, 1, dy.at, dy.stride, p.wd.at, p.wd.stride, 0, r->dh, p.m);
-        differentiate(r, n, p.m);
+        hidden_forward(r, &p, n, x, r->u, p.m);
+        multiply(r, 'N', 'T', n, p.m, E, dy, p.wd, false, r->dh, p.m);
         panel_gradients(r, &p, t, n, x, dy);
     }
 }
@@ -360,16 +361,22 @@ static ra_status run_chunks(const ra_ffn *f, const ra_ffn_args *args, const stru
     char *base = workspace ? workspace : ra__alloc(&allocator, (size_t)s->total);
     if (!base)
         return ra__fail(RA_ERR_MEMORY, "feed-forward: no memory for %lld bytes of workspace", (long long)s->total);
+    const int threads_before = ra__default_threads();
+    struct ra__gemm gemm;
     const struct run r = {
         .activation = f->activation,
         .dtype = f->dtype,
-        .threads = f->threads ? f->threads : ra__default_threads(),
+        .way = s->way,
+        .threads = f->threads ? f->threads : threads_before,
         .T = f->T,
         .E = f->E,
         .F = f->F,
         .chunk = s->chunk,
         .panel = s->panel,
         .args = args,
+        .rows = ra__ffn_rows(),
+        .gemm = &gemm,
+        .h = base + s->h,
         .u = (float *)(base + s->u),
         .g = (float *)(base + s->g),
         .dh = (float *)(base + s->dh),
@@ -381,12 +388,16 @@ static ra_status run_chunks(const ra_ffn *f, const ra_ffn_args *args, const stru
         .wu = (float *)(base + s->wu),
         .wd = (float *)(base + s->wd),
     };
+    ra__set_default_threads(r.threads);
+    ra__gemm_open(&gemm);
     widen_bias(&r, args->bd, 0, r.E, r.bd);
-    for (int64_t t = 0; t < r.T; t += r.chunk)
+    for (int64_t t = 0; t < r.T && !gemm.failed; t += r.chunk)
         chunk(&r, t, r.T - t < r.chunk ? r.T - t : r.chunk);
+    ra__gemm_close(&gemm);
+    ra__set_default_threads(threads_before);
     if (!workspace)
         ra__free(&allocator, base);
-    return RA_OK;
+    return gemm.failed ? ra__fail(RA_ERR_MEMORY, "feed-forward: a product failed: %s", gemm.failed) : RA_OK;
 }
 
 /* ---- public ---- */

@@ -1,14 +1,27 @@
-/* Matrix multiplication by any CBLAS (OpenBLAS, BLIS, the reference one). */
+/* Matrix multiplication by any CBLAS (OpenBLAS, BLIS, the reference one): fp32 only. */
 #include "block/gemm.h"
 
 #include <cblas.h>
+#include <stddef.h>
 
-bool ra__gemm_available(void) {
-    return true;
+struct ra__gemm_about ra__gemm_about(void) {
+    return (struct ra__gemm_about){.available = true, .cblas = true};
 }
 
-void ra__gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda, const float *b,
-              int64_t ldb, float beta, float *c, int64_t ldc) {
-    cblas_sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans, (int)m, (int)n, (int)k,
-                alpha, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
+bool ra__gemm_takes_bf16(void) {
+    return false;
+}
+
+void ra__gemm_open(struct ra__gemm *w) {
+    w->failed = NULL;
+}
+
+void ra__gemm(struct ra__gemm *w, const struct ra__product *p, const void *a, const void *b, float *c) {
+    (void)w;
+    cblas_sgemm(CblasRowMajor, p->transpose_a ? CblasTrans : CblasNoTrans, p->transpose_b ? CblasTrans : CblasNoTrans, (int)p->m, (int)p->n,
+                (int)p->k, 1, a, (int)p->lda, b, (int)p->ldb, p->add ? 1 : 0, c, (int)p->ldc);
+}
+
+void ra__gemm_close(struct ra__gemm *w) {
+    (void)w;
 }

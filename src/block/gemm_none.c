@@ -1,12 +1,22 @@
-/* Stands in for gemm_cblas.c in a build without CBLAS. */
+/* Stands in for the others in a build without oneDNN and CBLAS. */
 #include "block/gemm.h"
 
-bool ra__gemm_available(void) {
+struct ra__gemm_about ra__gemm_about(void) {
+    return (struct ra__gemm_about){.available = false};
+}
+
+bool ra__gemm_takes_bf16(void) {
     return false;
 }
 
-void ra__gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda, const float *b,
-              int64_t ldb, float beta, float *c, int64_t ldc) {
-    (void)transpose_a, (void)transpose_b, (void)m, (void)n, (void)k, (void)alpha, (void)a, (void)lda;
-    (void)b, (void)ldb, (void)beta, (void)c, (void)ldc;
+void ra__gemm_open(struct ra__gemm *w) {
+    w->failed = "built without oneDNN and CBLAS";
+}
+
+void ra__gemm(struct ra__gemm *w, const struct ra__product *p, const void *a, const void *b, float *c) {
+    (void)w, (void)p, (void)a, (void)b, (void)c;
+}
+
+void ra__gemm_close(struct ra__gemm *w) {
+    (void)w;
 }

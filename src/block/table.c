@@ -1,5 +1,6 @@
 /* The staircase of dispatch: portable first, each instruction set that is compiled in and allowed steps above it. */
 #include "base/cpu.h"
+#include "block/ffn_rows.h"
 #include "block/kernels.h"
 
 bool ra__kernels_compiled(int level) {
@@ -62,4 +63,19 @@ const struct ra__kernels *ra__kernels_bf16(void) {
         k = &ra__kernels_amx;
 #endif
     return k;
+}
+
+const struct ra__ffn_rows *ra__ffn_rows(void) {
+    const struct ra__ffn_rows *rows = &ra__ffn_rows_scalar;
+    enum ra__isa allowed = ra__isa_allowed();
+    (void)allowed;
+#ifdef RA_HAVE_AVX2
+    if (allowed >= RA__AVX2)
+        rows = &ra__ffn_rows_avx2;
+#endif
+#ifdef RA_HAVE_AVX512
+    if (allowed >= RA__AVX512)
+        rows = &ra__ffn_rows_avx512;
+#endif
+    return rows;
 }

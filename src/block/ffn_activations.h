@@ -1,15 +1,15 @@
 /* The activations of the feed-forward, value and derivative, one element at a time.
  *
- * They are a tenth of the GEMMs' time when expf and erff are called, so they are written here without calls and branches: a loop over
- * them vectorises with whatever instructions the compiler is given, and as nothing is contracted or reassociated its bits do not depend
- * on how. All are within a few units in the last place, keep NaN, and stay finite for any finite argument.
+ * With calls of expf and erff they would take as long as the GEMMs, so they are written here without calls and branches: a loop over them
+ * vectorises with whatever instructions the compiler is given (and fuses multiply-adds where there are any). All are within a few units in
+ * the last place, keep NaN, and stay finite for any finite argument.
  *
  *   silu(a) = a s(a), s(a) = 1/(1 + exp(-a))
  *   gelu(a) = a Phi(a), Phi(a) = (1 + erf(a/sqrt 2))/2                     arXiv 1606.08415, section 2
  *   gelu_tanh(a) = a (1 + tanh z)/2 = a s(2z), z = sqrt(2/pi) (a + 0.044715 a^3)
  */
-#ifndef RA_BLOCK_FFN_H
-#define RA_BLOCK_FFN_H
+#ifndef RA_BLOCK_FFN_ACTIVATIONS_H
+#define RA_BLOCK_FFN_ACTIVATIONS_H
 
 #include "base/half.h"
 

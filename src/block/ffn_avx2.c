@@ -1,0 +1,4 @@
+/* The feed-forward's rows for avx2. */
+#include "block/ffn_rows_body.h"
+
+const struct ra__ffn_rows ra__ffn_rows_avx2 = RA__FFN_ROWS;

@@ -204,8 +204,9 @@ static void pack_query_tile(const struct call *c, int64_t head, int64_t index) {
         *sum_of(c, b, index) = ra__mask_sum_queries(&c->view, b, tile.t0, n);
 }
 
+/* An axis over which x is summed has one value even where this rank has no part of it. */
 static int64_t extent(const ra_tensor *x, int dimension, int64_t n) {
-    return x->stride[dimension] == 0 && n > 1 ? 1 : n;
+    return x->stride[dimension] == 0 ? 1 : n;
 }
 
 static void clear_dbias(const struct ra__backward *w) {

@@ -204,14 +204,15 @@ static void pack_query_tile(const struct call *c, int64_t head, int64_t index) {
         *sum_of(c, b, index) = ra__mask_sum_queries(&c->view, b, tile.t0, n);
 }
 
-/* An axis over which x is summed has one value even where this rank has no part of it. */
-static int64_t extent(const ra_tensor *x, int dimension, int64_t n) {
-    return x->stride[dimension] == 0 ? 1 : n;
+/* n: of this rank, all: of all. An axis over which x is summed has one value even where this rank has no part of it. */
+static int64_t extent(const ra_tensor *x, int dimension, int64_t n, int64_t all) {
+    return x->stride[dimension] == 0 && all > 1 ? 1 : n;
 }
 
 static void clear_dbias(const struct ra__backward *w) {
     const ra_tensor *x = &w->dbias;
-    const int64_t B = extent(x, 0, w->a->B), T = extent(x, 1, w->q_shard.T), H = extent(x, 2, w->a->H), K = extent(x, 3, w->Skv);
+    const int64_t B = extent(x, 0, w->a->B, w->a->B), T = extent(x, 1, w->q_shard.T, w->Sq), H = extent(x, 2, w->a->H, w->a->H),
+                  K = extent(x, 3, w->Skv, w->Skv);
     for (int64_t b = 0; x->data && b < B; b++)
         for (int64_t t = 0; t < T; t++)
             for (int64_t h = 0; h < H; h++)

@@ -114,7 +114,7 @@ struct ra__backward {
     const float *lse, *dlse;    /* [B,H,T]; dlse may be NULL */
     double *dsinks;             /* [H], this rank's part; NULL: not wanted */
     ra_tensor dbias;            /* this rank's part, by local query and global key; data NULL: not wanted */
-    int64_t Skv;                /* with dbias */
+    int64_t Sq, Skv;            /* with dbias */
     char *workspace;
     int64_t Tk_max;
     int64_t pairs;

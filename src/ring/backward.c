@@ -85,6 +85,7 @@ static struct walk begin(const struct ra__ring *ring, const ra_attention_args *a
                                     .dlse = args->dlse,
                                     .dsinks = args->sinks ? ra__shared_gradients_sinks(ring, workspace + k.map.shared) : NULL,
                                     .dbias = args->dbias,
+                                    .Sq = ring->Sq,
                                     .Skv = ring->Skv,
                                     .workspace = workspace + k.map.block,
                                     .Tk_max = ring->Tkv_max};

@@ -65,7 +65,7 @@ static ra_status agree_on_bias(const struct ra__ring *ring, bool wanted, double 
 
 static ra_status finish_bias(const struct ra__ring *ring, const ra_tensor *dbias, double *values, double *all) {
     const int64_t B = dbias->stride[0] ? ring->attn.B : 1, H = dbias->stride[2] ? ring->attn.H : 1, K = dbias->stride[3] ? ring->Skv : 1;
-    const bool wanted = dbias->data && dbias->stride[1] == 0;
+    const bool wanted = dbias->data && dbias->stride[1] == 0 && ring->Sq > 1;
     RA__TRY(agree_on_bias(ring, wanted, all));
     for (int64_t row = 0; wanted && row < B * H; row++)
         for (int64_t first = 0; first < K; first += SUMMED) {

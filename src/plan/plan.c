@@ -198,8 +198,9 @@ static void bytes_sent(const ra_plan *plan, int64_t *forward, int64_t *backward)
     const struct ra__schedule *s = &plan->ring.schedule;
     *forward = *backward = 0;
     for (int i = 0; i < s->steps; i++) {
-        *forward += ra__kv_bytes(&plan->ring, s->step[i].send.n);
-        *backward += ra__dkv_bytes(&plan->ring, s->step[i].sum_on.n) + ra__dkv_bytes(&plan->ring, s->step[i].sum_home.n);
+        const struct ra__step *step = &s->step[i];
+        *forward += ra__kv_bytes(&plan->ring, step->pass.n) + ra__kv_bytes(&plan->ring, step->serve.n);
+        *backward += ra__dkv_bytes(&plan->ring, step->pass.n) + ra__dkv_bytes(&plan->ring, step->home.n);
     }
     *backward = plan->ring.backward ? *backward + *forward : 0;
 }

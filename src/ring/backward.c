@@ -1,7 +1,7 @@
 /* Backward walker. Keys and values travel as in the forward. Gradients of a visiting block: the sum made by the ranks before (`arriving`)
  * comes in while this rank computes its own part (`part`); both together leave during the next step (`leaving`), to the next rank or, rows
- * that nobody adds to any more, home. Gradients of this rank's own block are what it has made itself (`home`) and the sums of the others,
- * each row's straight from its last reader (`returning`).
+ * that it does not need, home. Gradients of this rank's own block are what it has made itself (`home`) and the sums of the others,
+ * straight from the last of a row of readers (`returning`).
  *
  * A visiting block cannot be computed before its keys arrive, and its gradients cannot leave before it is computed. So that neither the
  * first message nor the last is waited for, this rank computes half of its own block, for which it needs nobody, in step 0 and the other
@@ -30,13 +30,13 @@ static int64_t layout(const struct ra__ring *ring, struct map *m) {
     m->traveller = ra__traveller_reserve(ring, &w);
     for (int i = 1; i < s->steps; i++) {
         part = larger(part, s->step[i].computes ? ra__visit_of(ring, i).T : 0);
-        arriving = larger(arriving, s->step[i].sum_in.n);
-        leaving = larger(leaving, s->step[i].sum_on.n + s->step[i].sum_home.n);
+        arriving = larger(arriving, s->step[i].passed.n);
+        leaving = larger(leaving, s->step[i].here.n);
     }
     for (int i = 0; i < s->P; i++)
-        returning += s->returning[i].n; /* each row once: no more than this rank has */
+        returning += s->returning[i].n;
     const int64_t own = ra__dkv_bytes(ring, ring->kv.T), block = ra__backward_bytes(&ring->attn, &ring->q.stretches, m->traveller.T);
-    if (own < 0 || block < 0 || ra__dkv_bytes(ring, larger(part, larger(arriving, leaving))) < 0)
+    if (own < 0 || block < 0 || ra__dkv_bytes(ring, larger(larger(part, leaving), returning)) < 0)
         return -1;
     m->home = ra__reserve(&w, own, 1);
     m->returning = ra__reserve(&w, ra__dkv_bytes(ring, returning), 1);
@@ -90,7 +90,7 @@ static struct walk begin(const struct ra__ring *ring, const ra_attention_args *a
 static ra_status send_leaving(struct walk *k) {
     const struct ra__ring *ring = k->ring;
     const struct ra__step *step = k->left;
-    const int64_t on = step ? ra__dkv_bytes(ring, step->sum_on.n) : 0, home = step ? ra__dkv_bytes(ring, step->sum_home.n) : 0;
+    const int64_t on = step ? ra__dkv_bytes(ring, step->pass.n) : 0, home = step ? ra__dkv_bytes(ring, step->home.n) : 0;
     k->left = NULL;
     if (on)
         RA__TRY(ra__exchange_send(&k->x, (ring->schedule.r + 1) % ring->schedule.P, RA__TAG_DKV, k->leaving, on));
@@ -100,10 +100,10 @@ static ra_status send_leaving(struct walk *k) {
 /* Posts everything that travels during step i. */
 static ra_status post(struct walk *k, int i) {
     const struct ra__schedule *s = &k->ring->schedule;
-    const int64_t sum_in = s->step[i].sum_in.n;
+    const int64_t rows = s->step[i].passed.n;
     RA__TRY(ra__traveller_post(&k->traveller, &k->x, i));
-    if (sum_in)
-        RA__TRY(ra__exchange_recv(&k->x, (s->r - 1 + s->P) % s->P, RA__TAG_DKV, k->arriving, ra__dkv_bytes(k->ring, sum_in)));
+    if (rows)
+        RA__TRY(ra__exchange_recv(&k->x, (s->r - 1 + s->P) % s->P, RA__TAG_DKV, k->arriving, ra__dkv_bytes(k->ring, rows)));
     return send_leaving(k);
 }
 
@@ -161,15 +161,14 @@ static void sum_up(const struct walk *k, int i, const struct ra__rows *rows, flo
     const struct ra__attn *a = &k->ring->attn;
     const struct ra__step *step = &k->ring->schedule.step[i];
     const struct ra__visit visit = ra__visit_of(k->ring, i);
-    const struct gradients sum = {to, rows->n}, in = {k->arriving, step->sum_in.n}, part = {k->part, visit.T};
-    struct ra__rows_cursor arrived = {.rows = &step->sum_in}, seen = {.rows = &step->seen};
-    struct ra__rows_cursor computed = {.rows = visit.in_place ? NULL : &step->here};
+    const struct gradients sum = {to, rows->n}, in = {k->arriving, step->passed.n}, part = {k->part, visit.T};
+    struct ra__rows_cursor arrived = {.rows = &step->passed}, computed = {.rows = visit.in_place ? NULL : &step->here};
     int64_t at = 0, n;
     for (int64_t range = 0; range < rows->count; range++)
         for (int64_t t = rows->range[range].t0, end = t + rows->range[range].n; t < end; t += n, at += n) {
             n = end - t;
             const int64_t in_at = ra__rows_find(&arrived, t, &n);
-            const int64_t part_at = ra__rows_find(&seen, t, &n) < 0 ? -1 : ra__rows_find(&computed, t, &n);
+            const int64_t part_at = step->computes ? ra__rows_find(&computed, t, &n) : -1;
             for (int64_t head = 0; head < 2 * a->B * a->G; head++)
                 add(rows_at(a, sum, head, at), rows_at(a, in, head, in_at), rows_at(a, part, head, part_at),
                     n * (head < a->B * a->G ? a->D : a->Dv));
@@ -179,10 +178,10 @@ static void sum_up(const struct walk *k, int i, const struct ra__rows *rows, flo
 /* Makes the sums after step i ready to leave; what was in `leaving` has been sent. */
 static void pass_on(struct walk *k, int i) {
     const struct ra__step *step = &k->ring->schedule.step[i];
-    if (step->sum_on.n + step->sum_home.n == 0)
+    if (i == 0 || step->here.n == 0)
         return;
-    sum_up(k, i, &step->sum_on, k->leaving);
-    sum_up(k, i, &step->sum_home, k->leaving + ra__dkv_bytes(k->ring, step->sum_on.n) / (int64_t)sizeof *k->leaving);
+    sum_up(k, i, &step->pass, k->leaving);
+    sum_up(k, i, &step->home, k->leaving + ra__dkv_bytes(k->ring, step->pass.n) / (int64_t)sizeof *k->leaving);
     k->left = step;
 }
 
@@ -241,7 +240,7 @@ static ra_status finish(struct walk *k) {
     const struct ra__attn *a = &ring->attn;
     float *home = (float *)(k->workspace + k->map.home);
     RA__TRY(send_leaving(k));
-    const struct ra__kv_block block = ra__traveller_own(&k->traveller, k->args);
+    const struct ra__kv_block block = ra__traveller_own(&k->traveller);
     compute_own(k, &block, 1);
     ra__backward_end(&k->block);
     RA__TRY(ra__exchange_finish(&k->x, "dK,dV", ring->schedule.steps));

@@ -98,12 +98,12 @@ struct place {
 };
 
 /* n tokens x heads of width elements without gaps <- tensor with any strides. */
-static char *copy_rows(const struct ra__attn *a, const ra_tensor *from, int64_t b, int64_t t0, int64_t n, int64_t width, char *to) {
+static void copy_rows(const struct ra__attn *a, const ra_tensor *from, int64_t b, int64_t t0, int64_t n, int64_t width, char *to) {
     const int64_t element = (int64_t)ra_dtype_size(from->dtype), *stride = from->stride;
     const char *rows = (const char *)from->data + (b * stride[0] + t0 * stride[1]) * element;
     if (stride[3] == 1 && stride[2] == width && stride[1] == a->G * width) {
         memcpy(to, rows, (size_t)(n * a->G * width * element));
-        return to + n * a->G * width * element;
+        return;
     }
     for (int64_t t = 0; t < n; t++)
         for (int64_t g = 0; g < a->G; g++, to += width * element) {
@@ -114,30 +114,28 @@ static char *copy_rows(const struct ra__attn *a, const ra_tensor *from, int64_t 
                 for (int64_t d = 0; d < width; d++)
                     memcpy(to + d * element, row + d * stride[3] * element, (size_t)element);
         }
-    return to;
 }
 
-/* Makes the message that carries `rows`, all of which are at `from`. */
+/* Copies the rows of `rows` that are at `from` into a message that carries `rows`. */
 static void gather(const struct ra__ring *ring, const struct place *from, const struct ra__rows *rows, char *buffer) {
     const struct ra__attn *a = &ring->attn;
+    const int64_t element = (int64_t)ra_dtype_size(ring->dtype);
     const struct message m = message_of(ring, rows->n);
-    char *k = buffer + m.k, *v = buffer + m.v;
     int32_t *segment = (int32_t *)(buffer + m.segment);
     for (int64_t b = 0; b < a->B; b++) {
         struct ra__rows_cursor cursor = {.rows = from->rows};
-        for (int64_t i = 0; i < rows->count; i++) {
-            int64_t n, end = rows->range[i].t0 + rows->range[i].n;
-            for (int64_t t = rows->range[i].t0; t < end; t += n) {
+        int64_t n, to = b * rows->n;
+        for (int64_t i = 0; i < rows->count; i++)
+            for (int64_t t = rows->range[i].t0, end = t + rows->range[i].n; t < end; t += n, to += n) {
                 n = end - t;
                 const int64_t at = ra__rows_find(&cursor, t, &n);
-                k = copy_rows(a, &from->k, b, at, n, a->D, k);
-                v = copy_rows(a, &from->v, b, at, n, a->Dv, v);
-                if (!from->segment)
+                if (at < 0)
                     continue;
-                memcpy(segment, from->segment + b * from->T + at, (size_t)n * sizeof *segment);
-                segment += n;
+                copy_rows(a, &from->k, b, at, n, a->D, buffer + m.k + to * a->G * a->D * element);
+                copy_rows(a, &from->v, b, at, n, a->Dv, buffer + m.v + to * a->G * a->Dv * element);
+                if (from->segment)
+                    memcpy(segment + to, from->segment + b * from->T + at, (size_t)n * sizeof *segment);
             }
-        }
     }
 }
 
@@ -157,64 +155,33 @@ static struct ra__shard shard_of(const struct ra__ring *ring, int b) {
 
 /* ---- what a rank computes on ---- */
 
-/* Local rows of a shard that are one stretch of a visiting block. */
-struct piece {
-    int64_t begin, end;
-};
-
-/* The pieces of the rows that are here: their ranges, cut where the shard's positions jump, while there are at most two; else what lies
- * between the jumps. */
-static int cut_pieces(const struct ra__shard *shard, const struct ra__rows *here, struct piece piece[2], bool *gaps) {
-    int count = 0;
-    *gaps = false;
-    for (int64_t i = 0; i < here->count; i++)
-        for (int part = 0; part < shard->stretches.count; part++) {
-            const struct ra__stretch s = shard->stretches.part[part], r = here->range[i];
-            const int64_t begin = s.t0 > r.t0 ? s.t0 : r.t0, s_end = s.t0 + s.n, r_end = r.t0 + r.n, end = s_end < r_end ? s_end : r_end;
-            if (begin < end && count < 2)
-                piece[count] = (struct piece){begin, end};
-            count += begin < end;
-        }
-    if (count <= 2)
-        return count;
-    *gaps = true;
-    for (int part = 0; part < shard->stretches.count; part++)
-        piece[part] = (struct piece){shard->stretches.part[part].t0, shard->stretches.part[part].t0 + shard->stretches.part[part].n};
-    return shard->stretches.count;
-}
-
-/* The rows from the first to the last of the piece that are in `seen`. */
-static struct piece trim(struct piece p, const struct ra__rows *seen) {
-    struct piece trimmed = {p.end, p.end};
-    for (int64_t i = 0; i < seen->count; i++) {
-        const struct ra__stretch r = seen->range[i];
-        const int64_t begin = r.t0 > p.begin ? r.t0 : p.begin, end = r.t0 + r.n < p.end ? r.t0 + r.n : p.end;
-        if (begin >= end)
-            continue;
-        trimmed.begin = trimmed.begin < begin ? trimmed.begin : begin;
-        trimmed.end = end;
-    }
-    return trimmed;
-}
-
 struct ra__visit ra__visit_of(const struct ra__ring *ring, int i) {
-    const struct ra__step *step = &ring->schedule.step[i];
-    const struct ra__shard shard = shard_of(ring, step->block);
-    struct ra__visit visit = {.stretches.count = 0};
-    struct piece piece[2];
-    bool gaps;
-    const int count = cut_pieces(&shard, &step->here, piece, &gaps);
-    visit.in_place = ra__by_reference(ring) && !gaps && 2 * step->here.n >= shard.T;
-    visit.T = visit.in_place ? shard.T : step->here.n;
-    struct ra__rows_cursor cursor = {.rows = visit.in_place ? NULL : &step->here};
-    for (int n = 0; n < count; n++) {
-        const struct piece p = trim(piece[n], &step->seen);
-        int64_t any = INT64_MAX;
-        if (p.begin == p.end)
-            continue;
-        const int64_t first = ra__rows_find(&cursor, p.begin, &any), last = ra__rows_find(&cursor, p.end - 1, &any);
-        visit.stretches.part[visit.stretches.count++] = (struct ra__stretch){first, last + 1 - first};
+    const struct ra__rows *here = &ring->schedule.step[i].here;
+    const struct ra__shard shard = shard_of(ring, ring->schedule.step[i].block);
+    struct ra__visit visit = {.T = here->n};
+    struct ra__stretches there = {.count = 0}, pieces = {.count = 0}, parts = {.count = 0};
+    int64_t passed = 0, count = 0;
+    for (int part = 0; part < shard.stretches.count; part++) {
+        const int64_t begin = shard.stretches.part[part].t0, end = begin + shard.stretches.part[part].n, before = passed;
+        for (int64_t range = 0; range < here->count; range++) {
+            const struct ra__stretch r = here->range[range];
+            const int64_t first = r.t0 > begin ? r.t0 : begin, n = (r.t0 + r.n < end ? r.t0 + r.n : end) - first;
+            if (n <= 0)
+                continue;
+            if (count < 2) {
+                there.part[count] = (struct ra__stretch){first, n};
+                pieces.part[count] = (struct ra__stretch){passed, n};
+                there.count = pieces.count = (int)count + 1;
+            }
+            count++;
+            passed += n;
+        }
+        if (passed > before)
+            parts.part[parts.count++] = (struct ra__stretch){before, passed - before};
     }
+    visit.in_place = ra__by_reference(ring) && count <= 2 && 2 * here->n >= shard.T;
+    visit.T = visit.in_place ? shard.T : here->n;
+    visit.stretches = visit.in_place ? there : count <= 2 ? pieces : parts;
     return visit;
 }
 
@@ -230,97 +197,151 @@ bool ra__by_reference(const struct ra__ring *ring) {
     return ring->schedule.P > 1 && ring->comm->link.count;
 }
 
-struct ra__kv_block ra__traveller_own(const struct ra__traveller *t, const ra_attention_args *args) {
-    const struct ra__shard *shard = &t->ring->kv;
-    ra__shard_positions(shard, t->positions);
-    return (struct ra__kv_block){args->k, args->v, shard->T, shard->stretches, t->positions, t->ring->kv_segment};
+struct ra__kv_block ra__traveller_own(const struct ra__traveller *t) {
+    const struct ra__ring *ring = t->ring;
+    ra__shard_positions(&ring->kv, t->positions);
+    return (struct ra__kv_block){t->args->k, t->args->v, ring->kv.T, ring->kv.stretches, t->positions, ring->kv_segment};
 }
 
 static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
+static bool comes_in_two(const struct ra__step *step) {
+    return step->passed.n && step->served.n;
+}
+
 struct ra__traveller_map ra__traveller_reserve(const struct ra__ring *ring, struct ra__layout *w) {
     const struct ra__schedule *s = &ring->schedule;
     const bool by_reference = ra__by_reference(ring);
-    int64_t rows[3] = {by_reference ? 0 : s->step[0].send.n, 0, 0};
+    int64_t rows[RA__BUFFERS] = {by_reference ? 0 : s->step[0].serve.n};
     struct ra__traveller_map m = {.T = ring->kv.T};
     for (int i = 1; i < s->steps; i++) {
         const struct ra__step *step = &s->step[i];
         const struct ra__visit visit = ra__visit_of(ring, i);
         m.T = step->computes ? larger(m.T, visit.T) : m.T;
-        if (!by_reference)
-            rows[i % 2] = larger(rows[i % 2], step->here.n);
-        else if (step->computes && !visit.in_place)
-            rows[0] = larger(rows[0], step->here.n);
-        if (!by_reference && step->send.n < step->here.n)
-            rows[2] = larger(rows[2], step->send.n);
+        if (by_reference) {
+            rows[RA__HAND] = larger(rows[RA__HAND], step->computes && !visit.in_place ? step->here.n : 0);
+            continue;
+        }
+        rows[RA__HAND + i % 2] = larger(rows[RA__HAND + i % 2], step->here.n);
+        rows[RA__PASSED] = larger(rows[RA__PASSED], comes_in_two(step) ? step->passed.n : 0);
+        rows[RA__SERVED] = larger(rows[RA__SERVED], comes_in_two(step) ? step->served.n : 0);
+        rows[RA__PASS] = larger(rows[RA__PASS], step->pass.n < step->here.n ? step->pass.n : 0);
+        rows[RA__SERVE] = larger(rows[RA__SERVE], step->serve.n);
     }
     m.positions = ra__reserve(w, m.T, sizeof(int64_t));
-    for (int i = 0; i < 3; i++) {
-        const int64_t bytes = ra__kv_bytes(ring, rows[i]);
+    for (int i = 0; i < RA__BUFFERS; i++) {
+        const int64_t bytes = ra__kv_bytes(ring, rows[i]), all_ranks = i == RA__HAND && by_reference ? s->P : 0;
         w->overflow |= bytes < 0;
-        m.buffer[i] = ra__reserve(w, i == 0 && by_reference ? larger(bytes, s->P) : bytes < 0 ? 0 : bytes, 1);
+        m.buffer[i] = ra__reserve(w, larger(bytes, all_ranks), 1);
     }
     return m;
 }
 
 struct ra__traveller ra__traveller_begin(const struct ra__ring *ring, const ra_attention_args *args, const struct ra__traveller_map *m,
                                          char *workspace) {
-    struct ra__traveller t = {.ring = ring,
-                              .by_reference = ra__by_reference(ring),
-                              .buffer = {workspace + m->buffer[0], workspace + m->buffer[1], workspace + m->buffer[2]},
-                              .positions = (int64_t *)(workspace + m->positions)};
-    const struct ra__step *step = &ring->schedule.step[0];
-    t.block = t.whole = ra__traveller_own(&t, args);
+    struct ra__traveller t = {
+        .ring = ring, .by_reference = ra__by_reference(ring), .args = args, .positions = (int64_t *)(workspace + m->positions)};
+    for (int i = 0; i < RA__BUFFERS; i++)
+        t.buffer[i] = workspace + m->buffer[i];
+    t.block = t.own = ra__traveller_own(&t);
     if (t.by_reference)
         ring->comm->link.count(ring->comm->link.self, 1);
-    else if (step->send.n)
-        gather(ring, &(struct place){t.block.k, t.block.v, t.block.segment, t.block.T, NULL}, &step->send, t.buffer[0]);
     return t;
 }
 
-/* The message of step i: what arrived, or a part of it. */
-static const char *message_to_send(const struct ra__traveller *t, int i) {
+static char *hand(const struct ra__traveller *t, int i) {
+    return t->buffer[RA__HAND + (t->by_reference ? 0 : i % 2)];
+}
+
+/* Where the rows lie that came over a link for step i. */
+static struct place in_hand(const struct ra__traveller *t, int i) {
+    const struct ra__rows *here = &t->ring->schedule.step[i].here;
+    const struct ra__kv_block block = unpack(t->ring, here->n, hand(t, i));
+    return (struct place){block.k, block.v, block.segment, here->n, here};
+}
+
+static struct place at_owner(const struct ra__kv_block *whole) {
+    return (struct place){whole->k, whole->v, whole->segment, whole->T, NULL};
+}
+
+/* The messages of step i to the next rank and to the one that this rank serves. What the owner has is gathered when it is wanted; step 0
+ * needs no block in hand, so its message lies there. */
+static char *message_to_pass(const struct ra__traveller *t, int i) {
     const struct ra__step *step = &t->ring->schedule.step[i];
-    if (i == 0 || step->send.n == step->here.n)
-        return t->buffer[i % 2];
-    const struct ra__kv_block here = unpack(t->ring, step->here.n, t->buffer[i % 2]);
-    gather(t->ring, &(struct place){here.k, here.v, here.segment, here.T, &step->here}, &step->send, t->buffer[2]);
-    return t->buffer[2];
+    if (step->pass.n == step->here.n)
+        return hand(t, i);
+    const struct place from = in_hand(t, i);
+    gather(t->ring, &from, &step->pass, t->buffer[RA__PASS]);
+    return t->buffer[RA__PASS];
+}
+
+static char *message_to_serve(const struct ra__traveller *t, int i) {
+    const struct place from = at_owner(&t->own);
+    char *buffer = i == 0 ? hand(t, 0) : t->buffer[RA__SERVE];
+    gather(t->ring, &from, &t->ring->schedule.step[i].serve, buffer);
+    return buffer;
+}
+
+/* By reference the message is the block as a whole, but the bytes count that a link would have to send. */
+static ra_status send_rows(const struct ra__traveller *t, struct ra__exchange *x, int to, const struct ra__kv_block *whole, char *message,
+                           int64_t rows) {
+    const int64_t bytes = ra__kv_bytes(t->ring, rows), reference = sizeof *whole;
+    if (!t->by_reference)
+        return ra__exchange_send(x, to, RA__TAG_KV, message, bytes);
+    x->bytes_sent += bytes - reference;
+    return ra__exchange_send(x, to, RA__TAG_KV, whole, reference);
+}
+
+static ra_status receive_rows(struct ra__traveller *t, struct ra__exchange *x, int from, struct ra__kv_block *whole, char *message,
+                              int64_t rows) {
+    return t->by_reference ? ra__exchange_recv(x, from, RA__TAG_KV, whole, sizeof *whole)
+                           : ra__exchange_recv(x, from, RA__TAG_KV, message, ra__kv_bytes(t->ring, rows));
 }
 
 ra_status ra__traveller_post(struct ra__traveller *t, struct ra__exchange *x, int i) {
-    const struct ra__ring *ring = t->ring;
-    const struct ra__schedule *s = &ring->schedule;
-    const int next = (s->r + 1) % s->P, previous = (s->r - 1 + s->P) % s->P;
-    const int64_t coming = i + 1 < s->steps ? s->step[i + 1].here.n : 0, leaving = s->step[i].send.n, reference = sizeof t->whole;
-    if (coming)
-        RA__TRY(t->by_reference ? ra__exchange_recv(x, previous, RA__TAG_KV, &t->coming, reference)
-                                : ra__exchange_recv(x, previous, RA__TAG_KV, t->buffer[(i + 1) % 2], ra__kv_bytes(ring, coming)));
-    if (!leaving)
-        return RA_OK;
-    if (!t->by_reference)
-        return ra__exchange_send(x, next, RA__TAG_KV, message_to_send(t, i), ra__kv_bytes(ring, leaving));
-    x->bytes_sent += ra__kv_bytes(ring, leaving) - reference;
-    return ra__exchange_send(x, next, RA__TAG_KV, &t->whole, reference);
+    const struct ra__schedule *s = &t->ring->schedule;
+    const struct ra__step *step = &s->step[i], *coming = i + 1 < s->steps ? step + 1 : NULL;
+    const bool two = coming && comes_in_two(coming);
+    if (coming && coming->passed.n)
+        RA__TRY(
+            receive_rows(t, x, (s->r - 1 + s->P) % s->P, &t->coming[0], two ? t->buffer[RA__PASSED] : hand(t, i + 1), coming->passed.n));
+    if (coming && coming->served.n)
+        RA__TRY(receive_rows(t, x, coming->block, &t->coming[1], two ? t->buffer[RA__SERVED] : hand(t, i + 1), coming->served.n));
+    if (step->pass.n)
+        RA__TRY(send_rows(t, x, (s->r + 1) % s->P, &t->whole, t->by_reference ? NULL : message_to_pass(t, i), step->pass.n));
+    if (step->serve.n)
+        RA__TRY(send_rows(t, x, (s->r + i + 1) % s->P, &t->own, t->by_reference ? NULL : message_to_serve(t, i), step->serve.n));
+    return RA_OK;
+}
+
+/* Puts together what came in two messages. */
+static void put_together(const struct ra__traveller *t, int i) {
+    const struct ra__step *step = &t->ring->schedule.step[i];
+    const struct ra__rows *rows[] = {&step->passed, &step->served};
+    for (int half = 0; half < 2; half++) {
+        const struct ra__kv_block b = unpack(t->ring, rows[half]->n, t->buffer[RA__PASSED + half]);
+        gather(t->ring, &(struct place){b.k, b.v, b.segment, b.T, rows[half]}, &step->here, hand(t, i));
+    }
 }
 
 void ra__traveller_advance(struct ra__traveller *t, int i) {
     const struct ra__ring *ring = t->ring;
-    if (i + 1 >= ring->schedule.steps)
-        return;
     const struct ra__step *step = &ring->schedule.step[i + 1];
+    if (i + 1 >= ring->schedule.steps || step->here.n == 0)
+        return;
     const struct ra__shard shard = shard_of(ring, step->block);
     const struct ra__visit visit = ra__visit_of(ring, i + 1);
-    if (step->here.n)
-        t->whole = t->coming; /* by reference */
+    t->whole = t->coming[step->passed.n ? 0 : 1];
+    const struct place owner = at_owner(&t->whole);
+    if (!t->by_reference && comes_in_two(step))
+        put_together(t, i + 1);
+    else if (t->by_reference && step->computes && !visit.in_place)
+        gather(ring, &owner, &step->here, hand(t, i + 1));
     if (!step->computes)
         return;
-    char *buffer = t->by_reference ? t->buffer[0] : t->buffer[(i + 1) % 2];
-    if (t->by_reference && !visit.in_place)
-        gather(ring, &(struct place){t->whole.k, t->whole.v, t->whole.segment, t->whole.T, NULL}, &step->here, buffer);
-    t->block = visit.in_place ? t->whole : unpack(ring, step->here.n, buffer);
+    t->block = visit.in_place ? t->whole : unpack(ring, step->here.n, hand(t, i + 1));
     t->block.position = t->positions;
     t->block.stretches = visit.stretches;
     if (visit.in_place)
@@ -334,7 +355,7 @@ ra_status ra__traveller_end(const struct ra__traveller *t, ra_status status) {
     if (!t->by_reference)
         return status;
     if (status == RA_OK)
-        status = ra_comm_allgather(comm, "", t->buffer[0], 1);
+        status = ra_comm_allgather(comm, "", t->buffer[RA__HAND], 1);
     int walking = comm->link.count(comm->link.self, -1);
     for (double start = ra__now(); status != RA_OK && walking > 0 && ra__now() - start < comm->timeout_s; ra__yield())
         walking = comm->link.count(comm->link.self, 0);

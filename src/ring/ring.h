@@ -40,7 +40,7 @@ ra_status ra__ring_backward(const struct ra__ring *ring, const ra_attention_args
 
 /* ---- shared by the two walkers (exchange.c) ---- */
 
-enum { RA__TRANSFERS = 5 }; /* keys and values, and sums of gradients, both in and on; sums that go home */
+enum { RA__TRANSFERS = 7 }; /* keys and values: two in, two out; sums of gradients: one in, one on, one home */
 
 /* The transfers of one step, and what they cost. */
 struct ra__exchange {
@@ -63,39 +63,46 @@ ra_status ra__exchange_finish(struct ra__exchange *x, const char *operation, int
 /* Do references travel instead of rows? Where all ranks share memory the block stays in its owner's tensors. */
 bool ra__by_reference(const struct ra__ring *ring);
 
-/* How step i > 0, if it computes, finds the block: all rows of its owner in place, or those that arrived, one after the other. Both ways it
- * computes on the same rows in the same tiles. */
+/* How step i > 0, if it computes, finds the block: all rows of its owner in place, or those that came, one after the other. Both ways it
+ * computes on the same rows in the same tiles: a range of rows is a stretch while there are at most two, else what lies between the jumps
+ * of the shard's positions is one. */
 struct ra__visit {
     bool in_place;
-    int64_t T;                      /* rows */
-    struct ra__stretches stretches; /* of them, those that this rank computes on */
+    int64_t T; /* rows */
+    struct ra__stretches stretches;
 };
 struct ra__visit ra__visit_of(const struct ra__ring *ring, int i);
 
-/* The block at hand and the one that arrives. Over a link the block lies in one of two message buffers and the next arrives in the other;
- * the third is for the part of it that goes on, where not all does. By reference, the first is for blocks of which little travels: these
- * are copied from their owner's tensors, so that what is computed needs no more memory than over a link. */
+/* Message buffers: the blocks at hand and arriving, in turns (of step 0, which needs none, the message to serve); two messages that make
+ * one block; what is passed on where that is not all that came; rows of this rank's own block. By reference only the first is used, for
+ * blocks of which little is needed: these are copied from their owner's tensors, so that what is computed needs no more memory than over a
+ * link. */
+enum { RA__HAND = 0, RA__PASSED = 2, RA__SERVED, RA__PASS, RA__SERVE, RA__BUFFERS };
+
+/* The block at hand and the one that arrives. */
 struct ra__traveller {
     const struct ra__ring *ring;
+    const ra_attention_args *args;
     bool by_reference;
-    char *buffer[3];
+    char *buffer[RA__BUFFERS];
     int64_t *positions;
-    struct ra__kv_block block;         /* at hand, when the step computes; positions are this rank's own copy */
-    struct ra__kv_block whole, coming; /* by reference: at hand and arriving, as the owner has it */
+    struct ra__kv_block own;              /* this rank's */
+    struct ra__kv_block block;            /* at hand, when the step computes; positions are this rank's own copy */
+    struct ra__kv_block whole, coming[2]; /* by reference: at hand and arriving, as the owner has it */
 };
 
 /* Where it lies in the workspace. */
 struct ra__traveller_map {
-    int64_t positions, buffer[3]; /* offsets */
-    int64_t T;                    /* the most rows of a block that is computed on */
+    int64_t positions, buffer[RA__BUFFERS]; /* offsets */
+    int64_t T;                              /* the most rows of a block that is computed on */
 };
 struct ra__traveller_map ra__traveller_reserve(const struct ra__ring *ring, struct ra__layout *w);
 
-/* At step 0: this rank's own block, straight from the caller's tensors; what is to be sent as bytes is copied into a message buffer. */
+/* At step 0: this rank's own block, straight from the caller's tensors. */
 struct ra__traveller ra__traveller_begin(const struct ra__ring *ring, const ra_attention_args *args, const struct ra__traveller_map *m,
                                          char *workspace);
 /* This rank's own block again, in place of the one at hand. */
-struct ra__kv_block ra__traveller_own(const struct ra__traveller *t, const ra_attention_args *args);
+struct ra__kv_block ra__traveller_own(const struct ra__traveller *t);
 /* Posts what step i receives and sends of keys and values. */
 ra_status ra__traveller_post(struct ra__traveller *t, struct ra__exchange *x, int i);
 /* After step i: what arrived is at hand. */

@@ -5,8 +5,8 @@
 
 #include "base/memory.h"
 
-/* Two lists of RA__ROWS_MOST ranges unite to as many, and their exact common part has less than twice as many; of that with a third ... */
-enum { MOST_EXACT = 3 * RA__ROWS_MOST };
+/* Exactly what two lists have in common, or one without the other, may have nearly twice as many ranges as each; and so may that again. */
+enum { NEED = 2 * RA__ROWS_MOST, PART = 2 * NEED };
 
 /* One block on its way round the ring. */
 struct journey {
@@ -14,51 +14,34 @@ struct journey {
     ra__needs_fn *needs;
     const void *context;
     int64_t most;
-    int block;
-    struct ra__rows *left;        /* [P + 1]: the rows that ranks at this distance or further need */
-    struct ra__rows needed;       /* at the distance at hand */
-    struct ra__rows in, on, home; /* sums, as in struct ra__step */
-    struct ra__rows united, sum;
+    bool *computes;        /* [P], by distance from the owner */
+    struct ra__rows *need; /* [P + 1], likewise; 0: the owner itself; P: none */
+    struct ra__rows *left; /* [P + 1]: what is needed there or further on */
+    struct ra__rows so_far, united, part;
     struct ra__stretch *storage;
 };
 
-static bool pack(struct journey *j) {
-    const int P = j->schedule->P;
-    struct ra__rows *exact[] = {&j->in, &j->on, &j->home, &j->sum}, *bounded[] = {&j->needed, &j->united};
-    const size_t lists = sizeof exact / sizeof *exact * MOST_EXACT + (sizeof bounded / sizeof *bounded + (size_t)P + 1) * RA__ROWS_MOST;
-    j->left = ra__alloc_zero(j->schedule->memory, ((size_t)P + 1) * sizeof *j->left);
-    j->storage = ra__alloc(j->schedule->memory, lists * sizeof *j->storage);
-    if (!j->left || !j->storage)
+static bool prepare(struct journey *j) {
+    const ra_allocator *memory = j->schedule->memory;
+    const size_t P = (size_t)j->schedule->P, lists = 2 * (P + 1);
+    j->computes = ra__alloc(memory, P * sizeof *j->computes);
+    j->need = ra__alloc_zero(memory, lists * sizeof *j->need);
+    j->left = j->need ? j->need + P + 1 : NULL;
+    j->storage = ra__alloc(memory, (lists * NEED + 2 * NEED + PART) * sizeof *j->storage);
+    if (!j->computes || !j->need || !j->storage)
         return false;
-    struct ra__stretch *free = j->storage;
-    for (size_t i = 0; i < sizeof exact / sizeof *exact; i++, free += MOST_EXACT)
-        exact[i]->range = free;
-    for (size_t i = 0; i < sizeof bounded / sizeof *bounded; i++, free += RA__ROWS_MOST)
-        bounded[i]->range = free;
-    for (int i = 0; i <= P; i++, free += RA__ROWS_MOST)
-        j->left[i].range = free;
+    for (size_t i = 0; i < lists; i++)
+        j->need[i].range = j->storage + i * NEED;
+    j->so_far.range = j->storage + lists * NEED;
+    j->united.range = j->so_far.range + NEED;
+    j->part.range = j->united.range + NEED;
     return true;
 }
 
-static void unpack(struct journey *j) {
-    ra__free(j->schedule->memory, j->left);
+static void finish(struct journey *j) {
+    ra__free(j->schedule->memory, j->computes);
+    ra__free(j->schedule->memory, j->need);
     ra__free(j->schedule->memory, j->storage);
-}
-
-static void ask(struct journey *j, int distance) {
-    const int P = j->schedule->P;
-    j->needed.count = j->needs(j->context, (j->block + distance) % P, j->block, j->needed.range, j->most);
-    ra__rows_count(&j->needed);
-}
-
-/* Finds out what is needed at which distance, beginning with the last. */
-static void set_out(struct journey *j, int block) {
-    j->block = block;
-    j->on.count = j->on.n = 0;
-    for (int distance = j->schedule->P - 1; distance > 0; distance--) {
-        ask(j, distance);
-        ra__rows_unite(&j->left[distance], &j->left[distance + 1], &j->needed, j->most);
-    }
 }
 
 static void swap(struct ra__rows *a, struct ra__rows *b) {
@@ -67,15 +50,32 @@ static void swap(struct ra__rows *a, struct ra__rows *b) {
     *b = t;
 }
 
-/* One rank further: what arrives there, and what leaves. */
-static void stop_at(struct journey *j, int distance) {
-    const struct ra__rows *next = &j->left[distance + 1];
-    swap(&j->in, &j->on);
-    ask(j, distance);
-    ra__rows_unite(&j->united, &j->in, &j->needed, j->most);
-    ra__rows_intersect(&j->sum, &j->united, &j->left[distance]); /* a bounded list may have rows between its ranges that are not here */
-    ra__rows_intersect(&j->on, &j->sum, next);
-    ra__rows_subtract(&j->home, &j->sum, next);
+/* Lets each row be needed from its first reader to its last, so that its gradients come home once. */
+static void close_gaps(struct journey *j) {
+    const int P = j->schedule->P;
+    j->so_far.count = j->so_far.n = 0;
+    for (int d = 1; d < P; d++) {
+        ra__rows_unite(&j->united, &j->so_far, &j->need[d], j->most);
+        swap(&j->united, &j->so_far);
+        ra__rows_intersect(&j->need[d], &j->so_far, &j->left[d]);
+    }
+}
+
+/* Who needs what of a block. All ranks come to the same result. */
+static void ask(struct journey *j, int block) {
+    const int P = j->schedule->P;
+    int64_t coming_home = 0;
+    for (int d = P - 1; d >= 0; d--) {
+        struct ra__rows *need = &j->need[d];
+        need->count = j->needs(j->context, (block + d) % P, block, need->range, j->most);
+        ra__rows_count(need);
+        j->computes[d] = need->count > 0;
+        ra__rows_unite(&j->left[d], &j->left[d + 1], need, j->most);
+        ra__rows_subtract(&j->part, need, &j->need[d + 1]);
+        coming_home += d > 0 ? j->part.n : 0;
+    }
+    if (P > 1 && coming_home > 2 * j->left[1].n) /* more than the owner should need memory for */
+        close_gaps(j);
 }
 
 static bool keep(struct ra__rows *to, const struct ra__rows *rows, const ra_allocator *memory) {
@@ -88,36 +88,46 @@ static bool keep(struct ra__rows *to, const struct ra__rows *rows, const ra_allo
     return to->range;
 }
 
+typedef void combine_fn(struct ra__rows *out, const struct ra__rows *a, const struct ra__rows *b);
+
+static bool keep_part(struct journey *j, struct ra__rows *to, combine_fn *combine, const struct ra__rows *a, const struct ra__rows *b) {
+    combine(&j->part, a, b);
+    return keep(to, &j->part, j->schedule->memory);
+}
+
+/* The previous reader's rows: the owner itself is none. */
+static const struct ra__rows *before(const struct journey *j, int d) {
+    return d > 1 ? &j->need[d - 1] : &j->need[j->schedule->P];
+}
+
 static bool own_block(struct journey *j, int64_t T) {
     struct ra__schedule *s = j->schedule;
-    struct ra__step *step = &s->step[0];
     struct ra__stretch all = {0, T};
-    set_out(j, s->r);
-    ask(j, 0);
-    step->computes = j->needed.count > 0;
-    bool kept = keep(&step->here, &(struct ra__rows){&all, T > 0, T}, s->memory) && keep(&step->seen, &j->needed, s->memory) &&
-                keep(&step->send, &j->left[1], s->memory);
-    for (int distance = 1; distance < s->P && j->left[distance].count > 0; distance++) {
-        stop_at(j, distance);
-        s->returns += j->home.count > 0;
-        kept = kept && keep(&s->returning[distance], &j->home, s->memory);
+    ask(j, s->r);
+    s->step[0].computes = j->computes[0];
+    bool kept = keep(&s->step[0].here, &(struct ra__rows){&all, T > 0, T}, s->memory);
+    for (int d = 1; d < s->P && kept; d++) {
+        kept = keep_part(j, &s->step[d - 1].serve, ra__rows_subtract, &j->need[d], before(j, d)) &&
+               keep_part(j, &s->returning[d], ra__rows_subtract, &j->need[d], &j->need[d + 1]);
+        s->steps = s->step[d - 1].serve.count ? d : s->steps;
+        s->returns += s->returning[d].count > 0;
     }
     return kept;
 }
 
-static bool visiting_block(struct journey *j, int distance) {
+static bool visiting_block(struct journey *j, int d) {
     struct ra__schedule *s = j->schedule;
-    struct ra__step *step = &s->step[distance];
-    set_out(j, step->block);
-    if (j->left[distance].count == 0)
+    struct ra__step *step = &s->step[d];
+    const struct ra__rows *here = &j->need[d];
+    ask(j, step->block);
+    if (here->count == 0)
         return true;
-    s->steps = distance + 1;
-    for (int stop = 1; stop <= distance; stop++)
-        stop_at(j, stop);
-    step->computes = j->needed.count > 0;
-    return keep(&step->here, &j->left[distance], s->memory) && keep(&step->seen, &j->needed, s->memory) &&
-           keep(&step->send, &j->left[distance + 1], s->memory) && keep(&step->sum_in, &j->in, s->memory) &&
-           keep(&step->sum_on, &j->on, s->memory) && keep(&step->sum_home, &j->home, s->memory);
+    s->steps = d + 1 > s->steps ? d + 1 : s->steps;
+    step->computes = j->computes[d];
+    return keep(&step->here, here, s->memory) && keep_part(j, &step->passed, ra__rows_intersect, here, before(j, d)) &&
+           keep_part(j, &step->served, ra__rows_subtract, here, before(j, d)) &&
+           keep_part(j, &step->pass, ra__rows_intersect, here, &j->need[d + 1]) &&
+           keep_part(j, &step->home, ra__rows_subtract, here, &j->need[d + 1]);
 }
 
 bool ra__schedule_make(struct ra__schedule *s, const ra_allocator *memory, int P, int r, int64_t T, int64_t most, ra__needs_fn *needs,
@@ -126,19 +136,19 @@ bool ra__schedule_make(struct ra__schedule *s, const ra_allocator *memory, int P
     struct journey j = {.schedule = s, .needs = needs, .context = context, .most = most};
     s->step = ra__alloc_zero(memory, (size_t)P * sizeof *s->step);
     s->returning = ra__alloc_zero(memory, (size_t)P * sizeof *s->returning);
-    bool made = s->step && s->returning && pack(&j);
-    for (int distance = 0; distance < P && made; distance++) {
-        s->step[distance].block = (r - distance + P) % P;
-        made = distance == 0 ? own_block(&j, T) : visiting_block(&j, distance);
+    bool made = s->step && s->returning && prepare(&j);
+    for (int d = 0; d < P && made; d++) {
+        s->step[d].block = (r - d + P) % P;
+        made = d == 0 ? own_block(&j, T) : visiting_block(&j, d);
     }
-    unpack(&j);
+    finish(&j);
     return made;
 }
 
 void ra__schedule_free(struct ra__schedule *s) {
     for (int i = 0; s->step && i < s->P; i++) {
         const struct ra__step *step = &s->step[i];
-        const struct ra__rows *lists[] = {&step->here, &step->seen, &step->send, &step->sum_in, &step->sum_on, &step->sum_home};
+        const struct ra__rows *lists[] = {&step->here, &step->passed, &step->served, &step->pass, &step->home, &step->serve};
         for (size_t n = 0; n < sizeof lists / sizeof *lists; n++)
             ra__free(s->memory, lists[n]->range);
     }

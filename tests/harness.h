@@ -26,8 +26,8 @@ struct whole {
     float *dlse, *bias;
     int32_t *q_ids, *kv_ids;
     float *out, *lse, *dq, *dk, *dv; /* gathered */
-    ra_stats forward, backward;      /* of the rank that sent most */
-    ra_plan_info info;               /* of the rank with the largest workspace */
+    ra_stats forward, backward;      /* of rank 0 */
+    ra_plan_info info;
 };
 
 static uint64_t random_state = 88172645463325252u;
@@ -223,6 +223,8 @@ __attribute__((unused)) static ra_status whole_rank(ra_comm *comm, int r, void *
         if (s == RA_OK && w->p.backward)
             s = ra_attention_backward(plan, &a, NULL);
         CHECK(before == (checksum(q.data, q_bytes) ^ checksum(k.data, k_bytes) ^ checksum(dlse, (size_t)(p.B * p.H * q.T) * 4)));
+        CHECK(s != RA_OK || forward.bytes_sent == info.bytes_sent_forward);
+        CHECK(s != RA_OK || !w->p.backward || backward.bytes_sent == info.bytes_sent_backward);
         if (s == RA_OK && r == 0) {
             w->forward = forward;
             w->backward = backward;

@@ -1,15 +1,18 @@
-/* Layouts and ring schedules, as data: every rank meets every block that it needs once, messages pair up under a transport that holds a
- * send until its receive is posted, gradients come home complete and in ring order, causal work is balanced (cases 16, 17, 44, 46, 91). */
+/* Layouts and ring schedules, as data: every rank gets every row that it needs once, messages pair up under a transport that holds a send
+ * until its receive is posted, no row travels further than it is needed, gradients come home complete, causal work is balanced (cases 16,
+ * 17, 44, 46, 91). */
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "block/mask.h"
 #include "check.h"
 #include "ring/layout.h"
 #include "ring/schedule.h"
 
-enum { MAX_P = 64 };
+enum { MAX_P = 64, ROWS = 90 };
 
 static uint64_t random_state = 88172645463325252u;
 static uint64_t random_below(uint64_t n) {
@@ -19,25 +22,54 @@ static uint64_t random_below(uint64_t n) {
     return (random_state >> 11) % n;
 }
 
-/* Who needs whose block. */
+/* Who needs which rows of whose block. */
 struct pattern {
     int P;
-    bool needs[MAX_P][MAX_P]; /* [rank][block] */
+    int64_t most;                   /* ranges of a list */
+    bool exact;                     /* no row visits anybody who does not need it */
+    bool needs[MAX_P][MAX_P][ROWS]; /* [rank][block] */
     const char *name;
 };
 
-static bool pattern_needs(const void *context, int r, int b) {
+static int64_t pattern_needs(const void *context, int r, int b, struct ra__stretch *range, int64_t most) {
     const struct pattern *p = context;
-    return p->needs[r][b];
+    int64_t count = 0;
+    for (int t = 0; t < ROWS; t++)
+        if (p->needs[r][b][t])
+            count = ra__rows_append(range, count, most, t, t + 1);
+    return count;
+}
+
+static void need_all(struct pattern *p, int r, int b, bool needs) {
+    memset(p->needs[r][b], needs, sizeof p->needs[r][b]);
+}
+
+static bool has(const struct ra__rows *rows, int t) {
+    struct ra__rows_cursor c = {.rows = rows};
+    int64_t run = INT64_MAX;
+    return ra__rows_find(&c, t, &run) >= 0;
 }
 
 /* ---- all ranks, simulated by the walkers' protocol ---- */
 
-/* A message: a block's keys and values (n = 0), or the sum of its gradients over ranks, in the order of addition. */
+/* Some rows of a block; of gradients: which ranks' parts are in each. */
 struct message {
-    int block, n, from;
-    int rank[MAX_P];
+    int block;
+    bool row[ROWS];
+    uint64_t parts[ROWS];
 };
+
+static void fill(struct message *m, int block, const struct ra__rows *rows) {
+    *m = (struct message){.block = block};
+    for (int t = 0; t < ROWS; t++)
+        m->row[t] = has(rows, t);
+}
+
+static void check_rows(const struct message *m, int block, const struct ra__rows *rows) {
+    CHECK_EQ_INT(m->block, block);
+    for (int t = 0; t < ROWS; t++)
+        CHECK_EQ_INT(m->row[t], has(rows, t));
+}
 
 /* From rank i to rank i + 1. The n-th send meets the n-th receive. */
 struct channel {
@@ -45,90 +77,131 @@ struct channel {
     struct message content[MAX_P + 2];
 };
 
+/* Rows from their owner: at most once from one rank to another. */
+struct service {
+    bool sent, received;
+    struct message content;
+};
+
 struct rank_state {
     struct ra__schedule schedule;
-    struct ra__step step[MAX_P];
     int at;                                           /* step; schedule.steps: only the last sum is left to leave; steps + 1: done */
     bool posted;                                      /* the transfers of step `at` */
-    bool here;                                        /* keys and values of step `at` */
-    int kv_sent, kv_received, dkv_sent, dkv_received; /* counts that this step waits for */
-    bool leaving;
-    int leaving_to;
-    struct message sum; /* leaving */
+    struct message here;                              /* keys and values of step `at` */
+    int kv_sent, kv_received, dkv_sent, dkv_received; /* counts that this step waits for ... */
+    struct service *serves, *served;                  /* ... and these, unless NULL */
+    const struct ra__step *left;                      /* whose sums leave */
+    struct message sum;
 };
 
 struct simulation {
     const struct pattern *pattern;
     struct rank_state rank[MAX_P];
     struct channel kv[MAX_P], dkv[MAX_P];
-    struct message home[MAX_P];
-    int home_messages[MAX_P];
+    struct service service[MAX_P][MAX_P]; /* [from][to] */
+    uint64_t home[MAX_P][ROWS];           /* whose parts came home */
+    int home_messages[MAX_P][MAX_P];      /* [block][rank] */
 };
 
 static struct simulation sim;
 
-static void send_sum(struct simulation *s, int r) {
+static void send_sums(struct simulation *s, int r) {
     struct rank_state *me = &s->rank[r];
-    if (!me->leaving)
-        return;
-    me->leaving = false;
-    me->sum.from = r;
-    if (me->leaving_to == me->sum.block) {
-        s->home_messages[me->leaving_to]++;
-        s->home[me->leaving_to] = me->sum;
-    } else {
-        CHECK_EQ_INT(me->leaving_to, (r + 1) % s->pattern->P);
-        s->dkv[r].content[s->dkv[r].sent++] = me->sum;
+    const struct ra__step *step = me->left;
+    me->left = NULL;
+    if (step && step->pass.n) {
+        struct message *on = &s->dkv[r].content[s->dkv[r].sent++];
+        fill(on, step->block, &step->pass);
+        for (int t = 0; t < ROWS; t++)
+            on->parts[t] = on->row[t] ? me->sum.parts[t] : 0;
+    }
+    if (step && step->home.n) {
+        s->home_messages[step->block][r]++;
+        for (int t = 0; t < ROWS; t++)
+            if (has(&step->home, t)) {
+                CHECK(!(s->home[step->block][t] & me->sum.parts[t])); /* once */
+                s->home[step->block][t] |= me->sum.parts[t];
+            }
     }
 }
 
 static void post(struct simulation *s, int r) {
     struct rank_state *me = &s->rank[r];
-    const int P = s->pattern->P, previous = (r + P - 1) % P;
+    const int P = s->pattern->P, previous = (r + P - 1) % P, at = me->at;
+    const struct ra__step *step = &me->schedule.step[at], *coming = at + 1 < me->schedule.steps ? step + 1 : NULL;
     me->posted = true;
-    if (me->at < me->schedule.steps) {
-        const struct ra__step *step = &me->step[me->at];
-        s->kv[previous].received += step->receives_kv;
-        s->dkv[previous].received += step->receives_dkv;
-        if (step->sends_kv) {
-            CHECK_MSG(me->here, "%s P %d: rank %d sends block %d at step %d without having it", s->pattern->name, P, r, step->block,
-                      me->at);
-            s->kv[r].content[s->kv[r].sent++] = (struct message){.block = step->block};
+    me->serves = me->served = NULL;
+    if (at < me->schedule.steps) {
+        s->kv[previous].received += coming && coming->passed.n;
+        s->dkv[previous].received += step->passed.n > 0;
+        if (coming && coming->served.n) {
+            me->served = &s->service[coming->block][r];
+            CHECK(!me->served->received);
+            me->served->received = true;
+        }
+        for (int t = 0; t < ROWS; t++)
+            CHECK_MSG(me->here.row[t] || !has(&step->pass, t), "%s P %d: rank %d sends row %d of block %d without having it",
+                      s->pattern->name, P, r, t, step->block);
+        if (step->pass.n)
+            fill(&s->kv[r].content[s->kv[r].sent++], step->block, &step->pass);
+        if (step->serve.n) {
+            me->serves = &s->service[r][(r + at + 1) % P];
+            CHECK(!me->serves->sent);
+            me->serves->sent = true;
+            fill(&me->serves->content, r, &step->serve);
         }
     }
-    send_sum(s, r);
+    send_sums(s, r);
     me->kv_sent = s->kv[r].sent;
     me->dkv_sent = s->dkv[r].sent;
     me->kv_received = s->kv[previous].received;
     me->dkv_received = s->dkv[previous].received;
 }
 
+/* What has come for the next step is at hand. */
+static void arrive(struct simulation *s, int r) {
+    struct rank_state *me = &s->rank[r];
+    const struct ra__step *step = &me->schedule.step[me->at + 1];
+    struct message passed = {.block = step->block}, served = {.block = step->block};
+    if (step->passed.n)
+        passed = s->kv[(r + s->pattern->P - 1) % s->pattern->P].content[me->kv_received - 1];
+    if (step->served.n)
+        served = me->served->content;
+    check_rows(&passed, step->block, &step->passed);
+    check_rows(&served, step->block, &step->served);
+    me->here = (struct message){.block = step->block};
+    for (int t = 0; t < ROWS; t++) {
+        CHECK(!passed.row[t] || !served.row[t]);
+        me->here.row[t] = passed.row[t] || served.row[t];
+    }
+    check_rows(&me->here, step->block, &step->here);
+}
+
 /* The transfers of the step are through: check what came, compute, hand on. */
 static void finish_step(struct simulation *s, int r) {
     struct rank_state *me = &s->rank[r];
-    const int P = s->pattern->P, previous = (r + P - 1) % P;
-    const struct ra__step *step = &me->step[me->at];
+    const int previous = (r + s->pattern->P - 1) % s->pattern->P;
+    const struct ra__step *step = &me->schedule.step[me->at];
     struct message arrived = {.block = step->block};
-    if (step->receives_dkv) {
+    bool computes = false;
+    if (step->passed.n) {
         arrived = s->dkv[previous].content[me->dkv_received - 1];
-        CHECK_EQ_INT(arrived.block, step->block);
+        check_rows(&arrived, step->block, &step->passed);
     }
-    if (step->computes)
-        CHECK_MSG(me->here, "%s P %d: rank %d computes on block %d at step %d without having it", s->pattern->name, P, r, step->block,
-                  me->at);
-    if (step->dkv_to >= 0) {
-        CHECK(step->computes || step->receives_dkv); /* else there is no sum */
-        if (step->computes)
-            arrived.rank[arrived.n++] = r;
-        me->sum = arrived;
-        me->leaving = true;
-        me->leaving_to = step->dkv_to;
-    } else {
-        CHECK(!step->receives_dkv && !(step->computes && me->at > 0)); /* nothing gets lost */
+    for (int t = 0; t < ROWS; t++) {
+        const bool here = has(&step->here, t), passes = has(&step->pass, t), home = has(&step->home, t);
+        CHECK_MSG(here || !s->pattern->needs[r][step->block][t], "%s P %d: rank %d needs row %d of block %d without having it",
+                  s->pattern->name, s->pattern->P, r, t, step->block);
+        CHECK(passes + home == (here && me->at > 0)); /* nothing gets lost */
+        computes |= s->pattern->needs[r][step->block][t];
+        if (here && step->computes)
+            arrived.parts[t] |= (uint64_t)1 << r;
     }
-    if (step->receives_kv)
-        CHECK_EQ_INT(s->kv[previous].content[me->kv_received - 1].block, me->step[me->at + 1].block);
-    me->here = step->receives_kv;
+    CHECK_EQ_INT(step->computes, computes);
+    me->sum = arrived;
+    me->left = step;
+    if (me->at + 1 < me->schedule.steps)
+        arrive(s, r);
 }
 
 static bool advance(struct simulation *s, int r) {
@@ -141,7 +214,7 @@ static bool advance(struct simulation *s, int r) {
         return true;
     }
     if (s->kv[r].received < me->kv_sent || s->dkv[r].received < me->dkv_sent || s->kv[previous].sent < me->kv_received ||
-        s->dkv[previous].sent < me->dkv_received)
+        s->dkv[previous].sent < me->dkv_received || (me->serves && !me->serves->received) || (me->served && !me->served->sent))
         return false;
     if (me->at < me->schedule.steps)
         finish_step(s, r);
@@ -163,54 +236,83 @@ static void run(struct simulation *s) {
 
 /* ---- what a schedule promises ---- */
 
-static void check_rank(const struct simulation *s, int r) {
-    const struct pattern *p = s->pattern;
-    const struct rank_state *me = &s->rank[r];
-    CHECK_EQ_INT(me->schedule.P, p->P);
-    CHECK_EQ_INT(me->schedule.r, r);
-    CHECK(me->schedule.steps >= 1 && me->schedule.steps <= p->P);
-    bool computed[MAX_P] = {false};
-    for (int i = 0; i < p->P; i++) {
-        const struct ra__step *step = &me->step[i];
-        CHECK_EQ_INT(step->block, (r - i + p->P) % p->P);
-        if (i >= me->schedule.steps)
-            CHECK(!step->computes && !step->sends_kv && !step->receives_kv && !step->receives_dkv && step->dkv_to < 0);
-        CHECK(!step->computes || !computed[step->block]);
-        computed[step->block] |= step->computes;
+static void check_list(const struct ra__rows *rows) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < rows->count; i++) {
+        CHECK(rows->range[i].n > 0 && rows->range[i].t0 >= 0 && rows->range[i].t0 + rows->range[i].n <= ROWS);
+        CHECK(i == 0 || rows->range[i].t0 > rows->range[i - 1].t0 + rows->range[i - 1].n);
+        n += rows->range[i].n;
     }
-    for (int b = 0; b < p->P; b++)
-        CHECK_MSG(computed[b] == p->needs[r][b], "%s P %d: rank %d, block %d: computed %d, needed %d", p->name, p->P, r, b, computed[b],
-                  p->needs[r][b]);
+    CHECK_EQ_INT(rows->n, n);
 }
 
-/* Block b reaches exactly as far as it is needed; its gradients arrive once, from every rank that made some, in ring order. */
+static void check_rank(const struct simulation *s, int r) {
+    const struct pattern *p = s->pattern;
+    const struct ra__schedule *schedule = &s->rank[r].schedule;
+    CHECK_EQ_INT(schedule->P, p->P);
+    CHECK_EQ_INT(schedule->r, r);
+    CHECK(schedule->steps >= 1 && schedule->steps <= p->P);
+    CHECK_EQ_INT(schedule->step[0].here.n, ROWS);
+    int returns = 0;
+    int64_t home = 0;
+    for (int i = 0; i < p->P; i++) {
+        const struct ra__step *step = &schedule->step[i];
+        const struct ra__rows *lists[] = {&step->here, &step->passed, &step->served,          &step->pass,
+                                          &step->home, &step->serve,  &schedule->returning[i]};
+        for (size_t n = 0; n < sizeof lists / sizeof *lists; n++) {
+            check_list(lists[n]);
+            CHECK(i < schedule->steps || n == 6 || lists[n]->n == 0);
+        }
+        CHECK_EQ_INT(step->block, (r - i + p->P) % p->P);
+        returns += schedule->returning[i].n > 0;
+        home += schedule->returning[i].n;
+        CHECK_EQ_INT(s->home_messages[r][(r + i) % p->P], schedule->returning[i].n > 0);
+    }
+    CHECK(home <= 2 * ROWS); /* the memory for it */
+    CHECK_EQ_INT(schedule->returns, returns);
+}
+
+/* Rows that are here without being needed lie in short gaps between rows that are. */
+static bool exact(const struct ra__rows *here, const bool *needs) {
+    for (int t = 0; t < ROWS; t++) {
+        int before = t, behind = t;
+        if (needs[t] || !has(here, t))
+            continue;
+        while (before >= 0 && !needs[before])
+            before--;
+        while (behind < ROWS && !needs[behind])
+            behind++;
+        if (before < 0 || behind == ROWS || behind - before > RA__ROWS_GAP)
+            return false;
+    }
+    return true;
+}
+
+/* Rows of block b visit only who needs them, unless that takes too much memory; gradients come home from every rank that made some. */
 static void check_block(const struct simulation *s, int b) {
     const struct pattern *p = s->pattern;
-    int reach = 0, users = 0;
-    for (int d = 1; d < p->P; d++)
-        if (p->needs[(b + d) % p->P][b]) {
-            reach = d;
-            CHECK(s->home[b].rank[users] == (b + d) % p->P);
-            users++;
+    for (int d = 1; d < p->P && p->exact; d++)
+        CHECK_MSG(exact(&s->rank[(b + d) % p->P].schedule.step[d].here, p->needs[(b + d) % p->P][b]),
+                  "%s P %d: rank %d gets rows of block %d that it does not need", p->name, p->P, (b + d) % p->P, b);
+    for (int t = 0; t < ROWS; t++) {
+        uint64_t parts = 0;
+        for (int d = 1; d < p->P; d++) {
+            const struct ra__step *step = &s->rank[(b + d) % p->P].schedule.step[d];
+            parts |= (uint64_t)(step->computes && has(&step->here, t)) << (b + d) % p->P;
         }
-    CHECK_EQ_INT(ra__schedule_reach(p->P, b, pattern_needs, p), reach);
-    for (int d = 0; d < p->P; d++)
-        CHECK_EQ_INT(s->rank[(b + d) % p->P].step[d].sends_kv, d < reach);
-    CHECK_EQ_INT(s->home_messages[b], users > 0);
-    CHECK_EQ_INT(s->home[b].n, users);
-    CHECK_EQ_INT(s->rank[b].schedule.home_from, users ? (b + reach) % p->P : -1);
-    if (users)
-        CHECK_EQ_INT(s->home[b].from, s->rank[b].schedule.home_from);
+        CHECK(s->home[b][t] == parts);
+    }
 }
 
 static void check_pattern(const struct pattern *p) {
     const int before = atomic_load(&check_failures);
+    const ra_allocator memory = ra__allocator_or_default(NULL);
     memset(&sim, 0, sizeof sim);
     sim.pattern = p;
     for (int r = 0; r < p->P; r++) {
         struct rank_state *me = &sim.rank[r];
-        ra__schedule_make(&me->schedule, me->step, p->P, r, pattern_needs, p);
-        me->here = true; /* its own block */
+        CHECK(ra__schedule_make(&me->schedule, &memory, p->P, r, ROWS, p->most, pattern_needs, p));
+        fill(&me->here, r, &me->schedule.step[0].here); /* its own block */
     }
     run(&sim);
     for (int r = 0; r < p->P; r++) {
@@ -220,56 +322,121 @@ static void check_pattern(const struct pattern *p) {
         check_rank(&sim, r);
         check_block(&sim, r);
     }
+    for (int r = 0; r < p->P; r++)
+        ra__schedule_free(&sim.rank[r].schedule);
     if (atomic_load(&check_failures) != before)
         fprintf(stderr, "in pattern %s, P %d\n", p->name, p->P);
 }
 
+static struct pattern *new_pattern(int P, const char *name) {
+    static struct pattern p;
+    memset(&p, 0, sizeof p);
+    p.P = P;
+    p.most = RA__ROWS_MOST;
+    p.exact = true;
+    p.name = name;
+    return &p;
+}
+
+static bool small(void) {
+    return getenv("RA_TEST_SMALL") != NULL;
+}
+
 static void everyone_needs_everything(void) {
-    for (int P = 1; P <= MAX_P; P++) {
-        struct pattern p = {.P = P, .name = "all"};
-        memset(p.needs, true, sizeof p.needs);
-        check_pattern(&p);
-        CHECK_EQ_INT(sim.rank[0].schedule.steps, P);
+    for (int P = 1; P <= MAX_P; P += P < 9 ? 1 : 11) {
+        struct pattern *p = new_pattern(P, "all");
+        memset(p->needs, true, sizeof p->needs);
+        check_pattern(p);
+        for (int r = 0; r < P; r++) {
+            CHECK_EQ_INT(sim.rank[r].schedule.steps, P);
+            CHECK_EQ_INT(sim.rank[r].schedule.returns, P > 1);
+        }
     }
 }
 
 static void causal_layouts(void) {
-    for (int P = 1; P <= MAX_P; P++)
+    for (int P = 1; P <= MAX_P; P += P < 9 ? 1 : 11)
         for (int layout = 0; layout < 3; layout++)
             for (int length = 0; length < 4; length++) {
                 const int64_t lengths[] = {4 * P, P / 2 + 1, 37, 0}, S = lengths[length];
-                struct pattern p = {.P = P, .name = "causal"};
+                struct pattern *p = new_pattern(P, "causal");
                 for (int r = 0; r < P; r++)
                     for (int b = 0; b < P; b++) {
                         const struct ra__shard q = ra__layout_shard((ra_layout)layout, S, P, r);
                         const struct ra__shard k = ra__layout_shard((ra_layout)layout, S, P, b);
-                        p.needs[r][b] = q.T && k.T && ra__mask_last_key(ra__shard_last(&q), 0, 1) >= ra__shard_first(&k);
+                        need_all(p, r, b, q.T && k.T && ra__mask_last_key(ra__shard_last(&q), 0, 1) >= ra__shard_first(&k));
                     }
-                check_pattern(&p);
-                for (int i = 0; layout == RA_CONTIGUOUS && i < P; i++) /* the last rank's queries see all; nothing goes on from there */
-                    CHECK_EQ_INT(sim.rank[P - 1].step[i].sends_kv, 0);
+                check_pattern(p);
             }
 }
 
+/* The last rows of every block for the next rank, as a window wants it: one short message a rank, whose gradients go straight back. In the
+ * zigzag layout also some for the rank before: the longest way round, but straight. */
+static void window(void) {
+    struct pattern *p = new_pattern(8, "window");
+    const ra_allocator memory = ra__allocator_or_default(NULL);
+    for (int r = 1; r < 8; r++)
+        memset(p->needs[r][r - 1] + 25, true, 20);
+    for (int r = 0; r < 7; r++)
+        memset(p->needs[r][r + 1] + ROWS - 20, true, 20);
+    check_pattern(p);
+    struct ra__schedule s;
+    CHECK(ra__schedule_make(&s, &memory, 8, 3, ROWS, RA__ROWS_MOST, pattern_needs, p));
+    for (int i = 0; i < 8; i++) {
+        const struct ra__step *step = &s.step[i];
+        CHECK(step->serve.n == (i == 0 || i == 6 ? 20 : 0) && step->pass.n == 0 && step->passed.n == 0);
+        CHECK(i == 0 || step->here.n == (i == 1 || i == 7 ? 20 : 0));
+        CHECK(s.returning[i].n == (i == 1 || i == 7 ? 20 : 0));
+    }
+    CHECK(s.step[1].here.range[0].t0 == 25 && s.step[7].here.range[0].t0 == ROWS - 20);
+    ra__schedule_free(&s);
+}
+
+/* Every other rank needs a block: it would come home in too many pieces. */
+static void every_other(void) {
+    struct pattern *p = new_pattern(16, "every other");
+    p->exact = false;
+    for (int r = 0; r < 16; r++)
+        for (int b = 0; b < 16; b++)
+            need_all(p, r, b, (r + b) % 2);
+    check_pattern(p);
+    CHECK_EQ_INT(sim.rank[0].schedule.returns, 1);
+}
+
+/* One row in `rare` is needed, in runs of up to `run`. */
+static void random_rows(bool *row, uint64_t rare, uint64_t run) {
+    for (int t = 0; t < ROWS; t++)
+        if (random_below(rare) == 0)
+            for (uint64_t n = 1 + random_below(run); n > 0 && t < ROWS; n--, t++)
+                row[t] = true;
+}
+
 static void random_needs(void) {
-    for (int trial = 0; trial < 600; trial++) {
-        struct pattern p = {.P = 1 + (int)random_below(trial < 500 ? 9 : MAX_P), .name = "random"};
-        const uint64_t percent = random_below(101);
-        for (int r = 0; r < p.P; r++)
-            for (int b = 0; b < p.P; b++)
-                p.needs[r][b] = random_below(100) < percent;
-        check_pattern(&p);
+    for (int trial = 0; trial < (small() ? 60 : 600); trial++) {
+        struct pattern *p = new_pattern(1 + (int)random_below(trial % 30 ? 9 : MAX_P), "random");
+        const uint64_t percent = random_below(101), rare = 1 + random_below(60), run = 1 + random_below(30);
+        p->exact = false;
+        p->most = trial % 4 ? RA__ROWS_MOST : 1 + (int64_t)random_below(3);
+        for (int r = 0; r < p->P; r++)
+            for (int b = 0; b < p->P; b++)
+                if (random_below(100) < percent) {
+                    if (trial % 3)
+                        random_rows(p->needs[r][b], rare, run);
+                    else
+                        need_all(p, r, b, true);
+                }
+        check_pattern(p);
     }
 }
 
 /* All 2^9 patterns of three ranks, and all 2^4 of two. */
 static void every_small_pattern(void) {
     for (int P = 1; P <= 3; P++)
-        for (int bits = 0; bits < 1 << (P * P); bits++) {
-            struct pattern p = {.P = P, .name = "small"};
+        for (int bits = 0; bits < 1 << (P * P); bits += small() ? 7 : 1) {
+            struct pattern *p = new_pattern(P, "small"); /* too few ranks for many pieces */
             for (int i = 0; i < P * P; i++)
-                p.needs[i / P][i % P] = bits >> i & 1;
-            check_pattern(&p);
+                need_all(p, i / P, i % P, bits >> i & 1);
+            check_pattern(p);
         }
 }
 
@@ -442,6 +609,8 @@ static void causal_work_is_balanced(void) {
 int main(void) {
     RUN(everyone_needs_everything);
     RUN(causal_layouts);
+    RUN(window);
+    RUN(every_other);
     RUN(random_needs);
     RUN(every_small_pattern);
     RUN(layouts_partition);

@@ -176,10 +176,10 @@ static ra_status progress(struct ra__transfer *t) {
     return RA_OK;
 }
 
-static struct ra__transfer *background_of(struct ra__transfer *const *transfers, int n) {
+static const ra_comm *comm_of(struct ra__transfer *const *transfers, int n) {
     for (int i = 0; i < n; i++)
         if (transfers[i]->comm) /* NULL in a transfer that was never started */
-            return transfers[i]->comm->background;
+            return transfers[i]->comm;
     return NULL;
 }
 
@@ -190,9 +190,10 @@ ra_status ra__progress(struct ra__transfer *const *transfers, int n, bool *compl
             RA__TRY(progress(transfers[i]));
         all = all && is_complete(transfers[i]);
     }
-    struct ra__transfer *background = background_of(transfers, n);
-    if (background && !is_complete(background))
-        RA__TRY(progress(background));
+    const ra_comm *comm = comm_of(transfers, n);
+    for (int i = 0; comm && i < comm->backgrounds; i++)
+        if (!is_complete(&comm->background[i]))
+            RA__TRY(progress(&comm->background[i]));
     *complete = all;
     return RA_OK;
 }

@@ -11,8 +11,9 @@ struct ra_comm {
     ra_link link;
     ra_allocator allocator;
     double timeout_s;
-    struct ra__transfer *background; /* advanced by every ra__progress and ra__wait on this comm; NULL: none */
-    ra_status failure;               /* RA_OK until the first failure; afterwards every call returns it */
+    struct ra__transfer *background; /* [backgrounds], advanced by every ra__progress and ra__wait on this comm; NULL: none */
+    int backgrounds;
+    ra_status failure; /* RA_OK until the first failure; afterwards every call returns it */
     char why[256];
 };
 

@@ -7,8 +7,6 @@
 #include "block/tiles.h"
 #include "plan/plan.h"
 
-enum { JOINED_GAP = 16 }; /* rows: nearer ranges are sent as one */
-
 struct ra__mask_rule ra__mask_rule_of(const ra_problem *p) {
     const ra_mask *m = &p->mask;
     return (struct ra__mask_rule){.Sq = p->Sq,
@@ -261,17 +259,6 @@ static bool segments_meet(const ra_plan *plan, int r, int b) {
     return false;
 }
 
-/* Appends a range, or joins it to the last one. */
-static int64_t add_range(struct ra__stretch *ranges, int64_t count, int64_t max, int64_t begin, int64_t end) {
-    struct ra__stretch *last = ranges + count - 1;
-    if (count > 0 && (count == max || begin - (last->t0 + last->n) < JOINED_GAP)) {
-        last->n = end - last->t0;
-        return count;
-    }
-    ranges[count] = (struct ra__stretch){begin, end - begin};
-    return count + 1;
-}
-
 /* The smallest x with first + x * stride >= position. */
 static int64_t row_from(int64_t first, int64_t stride, int64_t position) {
     return position <= first ? 0 : (position - first + stride - 1) / stride;
@@ -292,7 +279,8 @@ static int64_t seen_behind(const struct ra__span_set *seen, int64_t position) {
     return low;
 }
 
-int64_t ra__plan_rows(const ra_plan *plan, int r, int b, struct ra__stretch *ranges, int64_t max) {
+int64_t ra__plan_rows(const void *context, int r, int b, struct ra__stretch *ranges, int64_t max) {
+    const ra_plan *plan = context;
     const struct ra__span_set *seen = &plan->ranks[r].seen;
     const struct ra__shard kv = kv_shard(plan, b);
     int64_t count = 0;
@@ -304,14 +292,13 @@ int64_t ra__plan_rows(const ra_plan *plan, int r, int b, struct ra__stretch *ran
         for (int64_t i = seen_behind(seen, first); i < seen->count && seen->span[i].begin <= last; i++) {
             const int64_t begin = row_from(first, kv.stride, seen->span[i].begin), end = row_from(first, kv.stride, seen->span[i].end);
             if (begin < end && begin < s.n)
-                count = add_range(ranges, count, max, s.t0 + begin, s.t0 + (end < s.n ? end : s.n));
+                count = ra__rows_append(ranges, count, max, s.t0 + begin, s.t0 + (end < s.n ? end : s.n));
         }
     }
     return count;
 }
 
-bool ra__plan_needs(const void *context, int r, int b) {
-    const ra_plan *plan = context;
+bool ra__plan_needs(const ra_plan *plan, int r, int b) {
     const struct ra__span_set *seen = &plan->ranks[r].seen;
     const struct ra__shard kv = kv_shard(plan, b);
     if (plan->has_segments && !segments_meet(plan, r, b))

@@ -8,10 +8,6 @@
 #include "base/threads.h"
 #include "block/dropout.h"
 
-static struct ra__shard kv_shard(const ra_plan *plan, int r) {
-    return ra__layout_shard(plan->problem.layout, plan->problem.Skv, plan->ring.schedule.P, r);
-}
-
 static struct ra__segment_range range_of(const int32_t *q, int64_t Tq, const int32_t *k, int64_t Tk) {
     struct ra__segment_range r = {INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN};
     for (int64_t t = 0; t < Tq; t++) {
@@ -30,8 +26,7 @@ static ra_status allocate(ra_plan *plan, int P) {
     struct ra__ring *ring = &plan->ring;
     const ra_allocator *memory = &plan->comm->allocator;
     const size_t B = (size_t)plan->problem.B, id = sizeof(int32_t);
-    plan->steps = ra__alloc(memory, (size_t)P * sizeof *plan->steps);
-    bool missing = !plan->steps;
+    bool missing = false;
     if (ring->attn.drops) {
         ring->q_position = ra__alloc(memory, (size_t)ring->q.T * sizeof *ring->q_position);
         missing |= !ring->q_position;
@@ -129,13 +124,21 @@ static ra_status measure(ra_plan *plan) {
     return RA_OK;
 }
 
-static ra_status build(ra_plan *plan, const ra_problem *p, bool follows) {
+static ra_status make_schedule(ra_plan *plan) {
     struct ra__ring *ring = &plan->ring;
-    const int P = ra_comm_size(plan->comm), r = ra_comm_rank(plan->comm);
+    const int P = ring->schedule.P, r = ring->schedule.r;
+    /* Rows from far apart lie side by side in a block that has gaps, and a tile may not span 2^31 positions (check_limits). */
+    const int64_t most = ring->Skv > INT32_MAX ? 1 : RA__ROWS_MOST;
+    return ra__schedule_make(&ring->schedule, &plan->comm->allocator, P, r, ring->kv.T, most, ra__plan_rows, plan)
+               ? RA_OK
+               : ra__fail(RA_ERR_MEMORY, "no memory for the schedule of %d ranks", P);
+}
+
+static ra_status build(ra_plan *plan, const ra_problem *p, bool follows) {
     struct ra__agreed unused;
     ra_status own = check_limits(plan);
     if (own == RA_OK)
-        own = allocate(plan, P);
+        own = allocate(plan, ra_comm_size(plan->comm));
     if (own == RA_OK)
         own = ra__masks_copy(plan, p);
     if (plan->has_segments) {
@@ -144,8 +147,9 @@ static ra_status build(ra_plan *plan, const ra_problem *p, bool follows) {
     }
     if (own == RA_OK)
         own = ra__masks_build(plan);
+    if (own == RA_OK)
+        own = make_schedule(plan);
     RA__TRY(ra__agree(plan->comm, p, own, follows, &unused)); /* again, so that no rank goes on alone */
-    ra__schedule_make(&ring->schedule, plan->steps, P, r, ra__plan_needs, plan);
     return measure(plan);
 }
 
@@ -182,7 +186,7 @@ void ra_plan_destroy(ra_plan *plan) {
     if (!plan)
         return;
     const ra_allocator memory = plan->comm->allocator;
-    ra__free(&memory, plan->steps);
+    ra__schedule_free(&plan->ring.schedule);
     ra__free(&memory, plan->ranges);
     ra__masks_free(plan);
     ra__free(&memory, plan->ring.kv_lens);
@@ -208,9 +212,9 @@ static void bytes_sent(const ra_plan *plan, int64_t *forward, int64_t *backward)
     const struct ra__schedule *s = &plan->ring.schedule;
     *forward = *backward = 0;
     for (int i = 0; i < s->steps; i++) {
-        const int64_t T = kv_shard(plan, s->step[i].block).T;
-        *forward += s->step[i].sends_kv ? ra__kv_bytes(&plan->ring, T) : 0;
-        *backward += s->step[i].dkv_to >= 0 ? ra__dkv_bytes(&plan->ring, T) : 0;
+        const struct ra__step *step = &s->step[i];
+        *forward += ra__kv_bytes(&plan->ring, step->pass.n) + ra__kv_bytes(&plan->ring, step->serve.n);
+        *backward += ra__dkv_bytes(&plan->ring, step->pass.n) + ra__dkv_bytes(&plan->ring, step->home.n);
     }
     *backward = plan->ring.backward ? *backward + *forward : 0;
 }

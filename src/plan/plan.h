@@ -18,7 +18,6 @@ struct ra_plan {
     bool has_segments;
     struct ra__segment_range *ranges; /* [P][B], or NULL */
     struct ra__rank_mask *ranks;      /* [P] */
-    struct ra__step *steps;           /* [P], storage of ring.schedule */
     int64_t *span_first, *edges;      /* storage of ring.q_spans and ring.q_panels */
     struct ra__span *spans;
     struct ra__stretch *panels;
@@ -27,12 +26,11 @@ struct ra_plan {
     int64_t *slice_reach;
 };
 
-/* ra__needs_fn over a plan. */
-bool ra__plan_needs(const void *plan, int r, int b);
+/* Does rank r see anything of the block of rank b? */
+bool ra__plan_needs(const ra_plan *plan, int r, int b);
 
-/* The local rows of the block of rank b that rank r needs: sorted ranges, those with short gaps between them as one, and no more than max:
- * what lies behind is in the last one. Segments hide whole blocks at most. Returns their number. */
-int64_t ra__plan_rows(const ra_plan *plan, int r, int b, struct ra__stretch *ranges, int64_t max);
+/* ra__needs_fn over a plan: which local rows of it. Segments hide whole blocks at most. */
+int64_t ra__plan_rows(const void *plan, int r, int b, struct ra__stretch *ranges, int64_t max);
 
 /* Pairs that rank r computes by position and length alone, of one head, over all batch elements. */
 double ra__plan_pairs(const ra_plan *plan, int r);

@@ -84,6 +84,36 @@ static void put_rank(struct text *t, const ra_plan *plan) {
     put(t, "\n");
 }
 
+/* Numbers by step, equal neighbours as one: " 512x6 0". */
+static void put_rows(struct text *t, const struct ra__schedule *s, int first, int64_t (*rows)(const struct ra__step *)) {
+    for (int i = first, run; i < s->steps; i += run) {
+        for (run = 1; i + run < s->steps && rows(&s->step[i + run]) == rows(&s->step[i]);)
+            run++;
+        put(t, run > 1 ? " %lldx%d" : " %lld", (long long)rows(&s->step[i]), run);
+    }
+}
+
+static int64_t rows_sent(const struct ra__step *step) {
+    return step->pass.n + step->serve.n;
+}
+
+static int64_t rows_here(const struct ra__step *step) {
+    return step->here.n;
+}
+
+/* Rows of keys that this rank sends during each step, and whose gradients after it. */
+static void put_travel(struct text *t, const ra_plan *plan) {
+    const struct ra__schedule *s = &plan->ring.schedule;
+    put(t, "rows sent ");
+    put_rows(t, s, 0, rows_sent);
+    put(t, " by step");
+    if (plan->ring.backward && s->steps > 1) {
+        put(t, ", with gradients of");
+        put_rows(t, s, 1, rows_here);
+    }
+    put(t, "\n");
+}
+
 static void put_schedule(struct text *t, const ra_plan *plan) {
     const int P = plan->ring.schedule.P;
     double all = 0;
@@ -108,6 +138,7 @@ size_t ra_plan_print(const ra_plan *plan, char *buf, size_t n) {
     struct text t = {buf, n, 0};
     put_problem(&t, plan);
     put_rank(&t, plan);
+    put_travel(&t, plan);
     put_schedule(&t, plan);
     return t.length;
 }

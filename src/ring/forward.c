@@ -5,9 +5,10 @@
 #include "base/memory.h"
 #include "ring/ring.h"
 
-/* Workspace: | positions | kv buffer 0 | kv buffer 1 | block workspace |, byte offsets. */
+/* Workspace: | positions and message buffers | block workspace |, byte offsets. */
 struct map {
-    int64_t positions, buffer[2], block;
+    struct ra__traveller_map traveller;
+    int64_t block;
 };
 
 static int steps_computed(const struct ra__schedule *s) {
@@ -26,15 +27,13 @@ static int last_computed(const struct ra__schedule *s) {
 
 static int64_t layout(const struct ra__ring *ring, struct map *m) {
     struct ra__layout w = {0, false};
-    const int64_t message = ra__traveller_bytes(ring);
+    m->traveller = ra__traveller_reserve(ring, &w);
+    const int64_t T = m->traveller.T;
     const int64_t block = ra__decode_suits(&ring->attn, ring->q.T)
-                              ? ra__decode_bytes(&ring->attn, ring->q.T, ring->Tkv_max)
-                              : ra__forward_bytes(&ring->attn, ring->q_panels.count, ring->Tkv_max, steps_computed(&ring->schedule) > 1);
-    if (message < 0 || block < 0)
+                              ? ra__decode_bytes(&ring->attn, ring->q.T, T)
+                              : ra__forward_bytes(&ring->attn, ring->q_panels.count, T, steps_computed(&ring->schedule) > 1);
+    if (block < 0)
         return -1;
-    m->positions = ra__reserve(&w, ring->Tkv_max, sizeof(int64_t));
-    for (int i = 0; i < 2; i++)
-        m->buffer[i] = ra__reserve(&w, message, 1);
     m->block = ra__reserve(&w, block, 1);
     return w.overflow ? -1 : w.total;
 }
@@ -78,12 +77,11 @@ ra_status ra__ring_forward(const struct ra__ring *ring, const ra_attention_args 
                             .lse = args->lse,
                             .row_max = args->row_max,
                             .workspace = workspace + m.block,
-                            .Tk_max = ring->Tkv_max,
+                            .Tk_max = m.traveller.T,
                             .keep_state = steps_computed(&ring->schedule) > 1};
     RA__TRY(ra__comm_check(ring->comm));
-    struct ra__traveller t = ra__traveller_begin(ring, args, (char *[2]){workspace + m.buffer[0], workspace + m.buffer[1]},
-                                                 (int64_t *)(workspace + m.positions));
-    RA__TRY(ra__traveller_end(&t, walk(&t, &x, &f), workspace + m.buffer[0]));
+    struct ra__traveller t = ra__traveller_begin(ring, args, &m.traveller, workspace);
+    RA__TRY(ra__traveller_end(&t, walk(&t, &x, &f)));
     if (args->stats)
         *args->stats = (ra_stats){ra__now() - start, x.seconds_transfer, x.seconds_exposed, x.bytes_sent, (double)f.pairs};
     return RA_OK;

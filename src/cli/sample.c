@@ -39,6 +39,10 @@ static int64_t given(int64_t n, int64_t otherwise) {
     return n >= 0 ? n : otherwise;
 }
 
+static int is_positional(const options *o) {
+    return o->causal || o->causal_block || o->window[0] >= 0 || o->window[1] >= 0 || o->alibi;
+}
+
 int sample_shape(const options *o, tensors *t, failure *f) {
     ra_problem *p = &t->problem;
     memset(t, 0, sizeof *t);
@@ -67,7 +71,7 @@ int sample_shape(const options *o, tensors *t, failure *f) {
     if (p->H % p->G)
         return fail(f, EXIT_USAGE, "--H %lld is not a multiple of --G %lld", (long long)p->H, (long long)p->G);
     int causal = o->causal || o->causal_block, window = o->window[0] >= 0 || o->window[1] >= 0;
-    if ((causal || window || o->alibi) && p->Sq != p->Skv && !p->mask.align)
+    if (is_positional(o) && p->Sq != p->Skv && !p->mask.align)
         return fail(f, EXIT_USAGE, "Sq and Skv differ: name the %s corner, --align top-left or --align bottom-right",
                     causal   ? "causal mask's"
                     : window ? "window's"
@@ -114,12 +118,13 @@ static void fill_offsets(int32_t *offsets, int64_t sequences, int64_t S, uint64_
     qsort(offsets, (size_t)sequences + 1, sizeof *offsets, by_offset);
 }
 
-/* With a corner named, the keys' sequences have lengths of their own; without, those of the queries. */
-static void fill_packed(tensors *t, uint64_t seed) {
+/* The keys' sequences have lengths of their own; where positions count and no corner is named, those of the queries. */
+static void fill_packed(tensors *t, int positional, uint64_t seed) {
     const ra_problem *p = &t->problem;
+    const int own = p->mask.align || !positional;
     const int64_t n = p->mask.sequences, shorter = p->Sq < p->Skv ? p->Sq : p->Skv;
-    fill_offsets(t->data[CU_Q], n, p->mask.align ? p->Sq : shorter, seed);
-    fill_offsets(t->data[CU_KV], n, p->mask.align ? p->Skv : shorter, p->mask.align ? seed + 1 : seed);
+    fill_offsets(t->data[CU_Q], n, own ? p->Sq : shorter, seed);
+    fill_offsets(t->data[CU_KV], n, own ? p->Skv : shorter, own ? seed + 1 : seed);
 }
 
 static void fill_slices(int64_t *slices, const ra_problem *p, uint64_t seed) {
@@ -134,7 +139,7 @@ static void fill_slices(int64_t *slices, const ra_problem *p, uint64_t seed) {
 }
 
 /* What is not plain numbers of about normal distribution. */
-static void fill_special(tensors *t, slot s, uint64_t seed) {
+static void fill_special(const options *o, tensors *t, slot s, uint64_t seed) {
     const ra_problem *p = &t->problem;
     float *x = t->data[s];
     int32_t *n = t->data[s];
@@ -143,7 +148,7 @@ static void fill_special(tensors *t, slot s, uint64_t seed) {
     if (s == SLICES)
         fill_slices(t->data[s], p, seed);
     if (s == CU_KV) /* after CU_Q */
-        fill_packed(t, seed);
+        fill_packed(t, is_positional(o), seed);
     for (int64_t b = 0; s == KV_LENS && b < p->B; b++)
         n[b] = (int32_t)below(&seed, p->Skv + 1);
     for (int64_t h = 0; s == SINKS && h < p->H; h++)
@@ -177,7 +182,7 @@ int sample_problem(const options *o, int with_gradients, tensors *t, failure *f)
         if (s <= DLSE)
             sample_fill(t->data[s], tensors_elements(t, s), t->dtype[s], seed + s);
         else
-            fill_special(t, s, seed + s);
+            fill_special(o, t, s, seed + s);
     }
     if (o->alibi && tensors_usual_slopes(t, f))
         return -1;

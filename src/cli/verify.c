@@ -208,7 +208,7 @@ static void set_bounds(verification *v) {
         if (!v->reference[i])
             continue;
         double size = largest(v->reference[i], tensors_elements(&v->whole, compared[i]));
-        double terms = 3e-3 * size_of_terms(v, compared[i]);
+        double terms = 1e-2 * size_of_terms(v, compared[i]); /* of these an ulp of fp32 */
         v->bound[i] = tolerance * (size > terms ? size : terms);
         if (tensors_is_row(compared[i])) /* a logarithm: its error does not shrink with it */
             v->bound[i] = tolerance * (size > 1 ? size : 1);

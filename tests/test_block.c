@@ -4,6 +4,8 @@
 #define _DEFAULT_SOURCE
 #include "guard.h"
 
+#include <Random123/philox.h>
+
 #include "block/kernels.h"
 #include "harness.h"
 
@@ -567,6 +569,54 @@ static void rows_of_heads(void) {
                 }
 }
 
+/* Score modifiers: of the sets with fp32 products. */
+static void modifiers(void) {
+    for (int64_t n = 64; n <= 192; n += 64) {
+        float *s = take_packed(n), *slope = take_packed(n), *x = random_packed(n), *y = random_packed(n), *mask = take_packed(n);
+        float *kept = malloc((size_t)n * sizeof *kept);
+        for (int64_t i = 0; i < n; i++) {
+            kept[i] = s[i] = i == 3 ? NAN : i == 4 ? INFINITY : i == 5 ? -1e30f : (float)(60 * normal());
+            mask[i] = i % 3 ? 0 : -INFINITY;
+        }
+        K->softcap(s, slope, n, 30);
+        for (int64_t i = 0; i < n; i++) {
+            const double t = tanh(kept[i] / 30.0);
+            CHECK_MSG(i == 3 ? isnan(s[i]) && slope[i] == 0 : fabs(s[i] - 30 * t) <= 4e-7 * 30 * fabs(t), "softcap of %g: %g", kept[i],
+                      s[i]);
+            CHECK_MSG(i == 3 || fabs(slope[i] - (1 - t * t)) <= 8e-7, "slope of %g: %g, expected %g", kept[i], slope[i], 1 - t * t);
+        }
+        memcpy(kept, x, (size_t)n * sizeof *kept);
+        K->multiply(x, y, n);
+        for (int64_t i = 0; i < n; i++)
+            CHECK(x[i] == kept[i] * y[i]);
+        for (int64_t i = 0; i < n; i++)
+            kept[i] = x[i] = i % 6 ? (float)normal() : NAN; /* NaN where it is dropped */
+        K->drop(x, mask, 1.25f, n);
+        for (int64_t i = 0; i < n; i++)
+            CHECK(i % 3 ? x[i] == kept[i] * 1.25f : x[i] == 0);
+        free(kept);
+        clean_up("modifiers");
+    }
+}
+
+/* Against Random123 itself. */
+static void philox(void) {
+    uint32_t counter[4][64], expected[64][4];
+    for (int i = 0; i < 64; i++) {
+        uint32_t first[4];
+        for (int word = 0; word < 4; word++)
+            first[word] = counter[word][i] = (uint32_t)(uniform() * 4294967295.0);
+        const philox4x32_ctr_t c = {{first[0], first[1], first[2], first[3]}};
+        const philox4x32_key_t key = {{0x12345678u, 0xfedcba98u}};
+        const philox4x32_ctr_t r = philox4x32_R(10, c, key);
+        memcpy(expected[i], r.v, sizeof expected[i]);
+    }
+    K->philox(counter, 0x12345678u, 0xfedcba98u);
+    for (int i = 0; i < 64; i++)
+        for (int word = 0; word < 4; word++)
+            CHECK(counter[word][i] == expected[i][word]);
+}
+
 /* All 65536 patterns, in vectors and one by one (rows of length 1). */
 static void every_half_is_loaded(void) {
     uint16_t *all = malloc(65536 * sizeof *all);
@@ -761,6 +811,8 @@ static void on_fp32(void) {
     scale_lanes();
     rows_of_all_types();
     rows_of_heads();
+    modifiers();
+    philox();
     every_half_is_loaded();
     every_rounding();
     all_finite();

@@ -17,17 +17,18 @@
 #include "base/cpu.h"
 #include "base/threads.h"
 #include "block/block.h"
+#include "block/modify.h"
 #include "block/tiles.h"
 
 struct map {
-    int64_t q_rows, q_cols, o_rows, o_cols, dq, lse, delta, flags, turns, sums, key_panels, scratch, scratch_bytes;
-    int64_t kt, vt, kc, dkt, dvt, p, ds, ds_cols, mask, lane_scale, rows; /* from a thread's scratch */
-    int64_t dw, dvw;                                                      /* words of D and Dv values in k, v and ... */
-    int64_t dw_left, dvw_left;                                            /* ... in q, dout, which are left-hand sides */
-    int64_t padded;                                                       /* packed query rows of one head */
-    int64_t d, dv;                                                        /* D, Dv rounded up to the register tile */
-    int64_t dq_width;                                                     /* D rounded up to the columns of gemm_rows */
-    int64_t q_tiles, k_panels, panel;                                     /* panel: floats of p (ds) per key panel */
+    int64_t q_rows, q_cols, o_rows, o_cols, dq, lse, delta, flags, sinks, turns, sums, key_panels, scratch, scratch_bytes;
+    int64_t kt, vt, kc, dkt, dvt, p, ds, ds_cols, mask, drop, slope, lane_scale, rows; /* from a thread's scratch */
+    int64_t dw, dvw;                                                                   /* words of D and Dv values in k, v and ... */
+    int64_t dw_left, dvw_left;                                                         /* ... in q, dout, which are left-hand sides */
+    int64_t padded;                                                                    /* packed query rows of one head */
+    int64_t d, dv;                                                                     /* D, Dv rounded up to the register tile */
+    int64_t dq_width;                                                                  /* D rounded up to the columns of gemm_rows */
+    int64_t q_tiles, k_panels, panel;                                                  /* panel: floats of p (ds) per key panel */
 };
 
 static struct map layout(const struct ra__attn *a, const struct ra__stretches *q, int64_t Tk, struct ra__layout *w) {
@@ -56,6 +57,7 @@ static struct map layout(const struct ra__attn *a, const struct ra__stretches *q
     p.lse = ra__reserve(w, head_rows, f);
     p.delta = ra__reserve(w, head_rows, f);
     p.flags = ra__reserve(w, tiles, 1);
+    p.sinks = ra__reserve(w, tiles, sizeof(double));
     p.turns = ra__reserve(w, tiles, sizeof(_Atomic int64_t));
     p.sums = ra__reserve(w, ra__mul(a->B, p.q_tiles, &w->overflow), sizeof(struct ra__mask_queries));
     p.key_panels = ra__reserve(w, ra__mul(a->B, ra__most_panels(Tk, lanes), &w->overflow), sizeof(struct ra__stretch));
@@ -71,6 +73,8 @@ static struct map layout(const struct ra__attn *a, const struct ra__stretches *q
     p.ds = ra__reserve(&t, ra__mul(p.k_panels, p.panel, &t.overflow), f);
     p.ds_cols = ra__reserve(&t, a->k->pair == 1 ? 0 : p.panel / a->k->pair, f);
     p.mask = ra__reserve(&t, p.panel, f);
+    p.drop = ra__reserve(&t, a->drops ? p.panel : 0, f);
+    p.slope = ra__reserve(&t, a->softcap > 0 ? p.panel : 0, f);
     p.lane_scale = ra__reserve(&t, lanes, f);
     p.rows = ra__reserve(&t, ra__mul(2 * (a->q_tile_b > lanes ? a->q_tile_b : lanes), ra__row_scratch(widest), &t.overflow), f);
     w->overflow |= t.overflow;
@@ -114,6 +118,11 @@ static uint8_t *flag(const struct call *c, int64_t head, int64_t tile) {
     return (uint8_t *)c->w->workspace + c->map.flags + head * c->map.q_tiles + tile;
 }
 
+/* What a query tile adds to the gradient of its head's sink. */
+static double *sink_part(const struct call *c, int64_t head, int64_t tile) {
+    return (double *)(c->w->workspace + c->map.sinks) + head * c->map.q_tiles + tile;
+}
+
 static _Atomic int64_t *turn(const struct call *c, int64_t head, int64_t tile) {
     return (_Atomic int64_t *)(c->w->workspace + c->map.turns) + head * c->map.q_tiles + tile;
 }
@@ -139,7 +148,7 @@ static double dot(const float *x, const float *y, int64_t n) {
 }
 
 /* delta = rowsum(dout * out) - dlse, and lse in units of log2 (+inf for a row that saw nothing, so that its p is 0). */
-static void row_terms(const struct call *c, int64_t head, const struct ra__tile *tile) {
+static void row_terms(const struct call *c, int64_t head, int64_t index, const struct ra__tile *tile) {
     const struct ra__backward *w = c->w;
     const struct ra__attn *a = w->a;
     const double log2e = 1.4426950408889634;
@@ -147,6 +156,7 @@ static void row_terms(const struct call *c, int64_t head, const struct ra__tile 
     float *lse = at(c, c->map.lse) + head * c->map.padded + tile->padded,
           *delta = at(c, c->map.delta) + head * c->map.padded + tile->padded;
     int64_t out_ld = 0, ld = 0;
+    double of_sink = 0;
     const bool given = w->dout.data != NULL;
     const float *dout =
         given ? ra__rows(a->k, &w->dout, head / a->H, tile->t0, tile->n, head % a->H, a->Dv, mine(c, c->map.rows), &ld) : NULL;
@@ -157,7 +167,10 @@ static void row_terms(const struct call *c, int64_t head, const struct ra__tile 
         bool empty = w->lse[row] == -INFINITY;
         delta[i] = empty ? 0 : (float)sum;
         lse[i] = empty ? INFINITY : (float)(w->lse[row] * log2e);
+        if (w->dsinks && !empty)
+            of_sink -= exp((double)w->q_shard.sinks[head % a->H] - w->lse[row]) * sum;
     }
+    *sink_part(c, head, index) = of_sink;
 }
 
 /* Packs q, dout of one tile in both orders, zeroes its dq, sums its mask up. */
@@ -169,13 +182,13 @@ static void pack_query_tile(const struct call *c, int64_t head, int64_t index) {
     float *rows = mine(c, c->map.rows);
     int64_t ld;
     bool q_clean, o_clean = true;
-    const float *q = ra__operand_rows(a->k, &w->q, b, tile.t0, n, h, a->D, rows, &ld);
+    const float *q = ra__query_rows(a->k, &w->q, b, tile.t0, n, h, a->D, w->q_shard.temperature, rows, &ld);
     a->k->pack_rows(at(c, c->map.q_rows) + row * c->map.dw_left, q, ld, n, a->D, a->q_scale);
     q = ra__finite_rows(a->k, q, &ld, n, a->D, rows, &q_clean);
     a->k->pack_transposed(at(c, c->map.q_cols) + row / a->k->pair * c->map.d, q, ld, n, a->D);
 
     float *o_rows = at(c, c->map.o_rows) + row * c->map.dvw_left, *o_cols = at(c, c->map.o_cols) + row / a->k->pair * c->map.dv;
-    row_terms(c, head, &tile);
+    row_terms(c, head, index, &tile);
     if (w->dout.data) {
         const float *o = ra__operand_rows(a->k, &w->dout, b, tile.t0, n, h, a->Dv, rows, &ld);
         a->k->pack_rows(o_rows, o, ld, n, a->Dv, 1);
@@ -191,9 +204,36 @@ static void pack_query_tile(const struct call *c, int64_t head, int64_t index) {
         *sum_of(c, b, index) = ra__mask_sum_queries(&c->view, b, tile.t0, n);
 }
 
+/* n: of this rank, all: of all. An axis over which x is summed has one value even where this rank has no part of it. */
+static int64_t extent(const ra_tensor *x, int dimension, int64_t n, int64_t all) {
+    return x->stride[dimension] == 0 && all > 1 ? 1 : n;
+}
+
+static void clear_dbias(const struct ra__backward *w) {
+    const ra_tensor *x = &w->dbias;
+    const int64_t B = extent(x, 0, w->a->B, w->a->B), T = extent(x, 1, w->q_shard.T, w->Sq), H = extent(x, 2, w->a->H, w->a->H),
+                  K = extent(x, 3, w->Skv, w->Skv);
+    for (int64_t b = 0; x->data && b < B; b++)
+        for (int64_t t = 0; t < T; t++)
+            for (int64_t h = 0; h < H; h++)
+                for (int64_t key = 0; key < K; key++)
+                    ((float *)x->data)[b * x->stride[0] + t * x->stride[1] + h * x->stride[2] + key * x->stride[3]] = 0;
+}
+
+/* Where several tasks add to the same value of dbias they must do it in one order: one thread then does them all. */
+static bool dbias_is_shared(const struct ra__backward *w) {
+    const int64_t n[4] = {w->a->B, w->q_shard.T, w->a->H, w->Skv};
+    for (int i = 0; w->dbias.data && i < 4; i++)
+        if (i != 1 && w->dbias.stride[i] == 0 && n[i] > 1)
+            return true;
+    return false;
+}
+
 void ra__backward_begin(struct ra__backward *w) {
     const struct ra__attn *a = w->a;
     struct call c = new_call(w);
+    for (int64_t h = 0; w->dsinks && h < a->H; h++)
+        w->dsinks[h] = 0;
     const struct ra__kv_block none = {.T = 0};
     c.view = ra__view_of(&w->q_shard, &none);
     const int64_t tasks = a->B * a->H * c.map.q_tiles;
@@ -201,6 +241,9 @@ void ra__backward_begin(struct ra__backward *w) {
 #pragma omp parallel num_threads(a->threads)
     for (int64_t i; (i = atomic_fetch_add(&next, 1)) < tasks;)
         pack_query_tile(&c, i / c.map.q_tiles, i % c.map.q_tiles);
+    for (int64_t i = 0; w->dsinks && i < tasks; i++) /* in one order, whoever made the parts */
+        w->dsinks[i / c.map.q_tiles % a->H] += *sink_part(&c, i / c.map.q_tiles, i % c.map.q_tiles);
+    clear_dbias(w);
     w->pairs = 0;
 }
 
@@ -208,6 +251,7 @@ void ra__backward_end(struct ra__backward *w) {
     const struct ra__attn *a = w->a;
     struct call c = new_call(w);
     const int64_t tasks = w->dq.data ? a->B * a->H * c.map.q_tiles : 0;
+    const float *temperature = w->q_shard.temperature;
     _Atomic int64_t next = 0;
 #pragma omp parallel num_threads(a->threads)
     for (int64_t i; (i = atomic_fetch_add(&next, 1)) < tasks;) {
@@ -215,7 +259,7 @@ void ra__backward_end(struct ra__backward *w) {
         const struct ra__tile tile = query_tile_at(&c, i % c.map.q_tiles);
         float *dq = at(&c, c.map.dq) + (head * c.map.padded + tile.padded) * c.map.dq_width;
         for (int64_t j = 0; j < tile.n * c.map.dq_width; j++)
-            dq[j] *= a->scale;
+            dq[j] *= a->scale * (temperature ? temperature[tile.t0 + j / c.map.dq_width] : 1);
         ra__store_rows(a->k, &w->dq, head / a->H, tile.t0, tile.n, head % a->H, a->D, dq, c.map.dq_width);
     }
 }
@@ -263,9 +307,9 @@ static int64_t at_most(int64_t n, int64_t limit) {
     return n < limit ? n : limit;
 }
 
-/* C [d][lane] += p [row][lane] * x [row][d] for visible pairs and the x that packing replaced by 0. */
-static void add_non_finite(const struct call *c, const ra_tensor *x, const struct ra__mask_tile *t, int64_t h, int64_t width,
-                           const float *p, const float *mask, int64_t masked, float *out) {
+/* C [d][lane] += p [row][lane] * x [row][d] for visible pairs, not those of drop, and the x that packing replaced by 0. */
+static void add_non_finite(const struct call *c, const ra_tensor *x, const float *temperature, const struct ra__mask_tile *t, int64_t h,
+                           int64_t width, const float *p, const float *mask, int64_t masked, const float *drop, float *out) {
     const struct ra__attn *a = c->w->a;
     const int64_t lanes = a->k->lanes;
     for (int64_t i = 0; i < t->nq; i++) {
@@ -273,8 +317,8 @@ static void add_non_finite(const struct call *c, const ra_tensor *x, const struc
         const float *row = ra__rows(a->k, x, t->b, t->q0 + i, 1, h, width, mine(c, c->map.rows), &ld);
         for (int64_t d = 0; d < width; d++)
             for (int64_t lane = 0; !isfinite(row[d]) && lane < t->nk; lane++)
-                if (i >= masked || mask[i * lanes + lane] != -INFINITY)
-                    out[d * lanes + lane] += ra__col_value(a->k, p, i, lane) * row[d];
+                if ((i >= masked || mask[i * lanes + lane] != -INFINITY) && !(drop && drop[i * lanes + lane] != 0))
+                    out[d * lanes + lane] += ra__col_value(a->k, p, i, lane) * (temperature ? row[d] * temperature[t->q0 + i] : row[d]);
     }
 }
 
@@ -290,6 +334,25 @@ static void add_non_finite_keys(const struct call *c, const struct key_tile *kt,
             for (int64_t i = 0; !isfinite(k[d]) && i < t->nq; i++)
                 if (!mask || mask[i * lanes + lane] != -INFINITY)
                     dq[i * c->map.dq_width + d] += ra__row_value(a->k, ds, i, lane) * k[d];
+    }
+}
+
+/* dP of a tile without what dropout drops; returns what it is. */
+static const float *drop_tile(const struct call *c, int64_t head, const struct ra__mask_tile *t, float *dp) {
+    const struct ra__attn *a = c->w->a;
+    const struct ra__drop_tile tile = {head, c->w->q_shard.position + t->q0, c->block->position + t->k0, t->nq, t->nk};
+    float *mask = mine(c, c->map.drop);
+    ra__drop_by_query(a, &tile, a->k->lanes, mask);
+    a->k->drop(dp, mask, a->keep_scale, t->nq * a->k->lanes);
+    return mask;
+}
+
+static void add_dbias(const struct call *c, const struct ra__mask_tile *t, int64_t h, const float *ds) {
+    const ra_tensor *x = &c->w->dbias;
+    for (int64_t i = 0; i < t->nq; i++) {
+        float *row = (float *)x->data + t->b * x->stride[0] + (t->q0 + i) * x->stride[1] + h * x->stride[2];
+        for (int64_t lane = 0; lane < t->nk; lane++)
+            row[c->block->position[t->k0 + lane] * x->stride[3]] += ra__row_value(c->w->a->k, ds, i, lane);
     }
 }
 
@@ -333,16 +396,25 @@ static struct rows_seen panel_products(const struct call *c, const struct key_ti
     const int64_t words = ra__words(a->k, t.nq), tile_words = ra__left_words(a->k, q->n), pair = a->k->pair;
     a->k->gemm(at(c, c->map.q_rows) + (row + aligned) * c->map.dw_left, c->map.dw_left * rows, groups, kt_panel, c->map.dw, s, false);
     a->k->gemm(at(c, c->map.o_rows) + (row + aligned) * c->map.dvw_left, c->map.dvw_left * rows, groups, vt_panel, c->map.dvw, ds, false);
+    if (a->softcap > 0)
+        a->k->softcap(s, mine(c, c->map.slope), t.nq * lanes, a->softcap);
+    const float *drop = a->drops ? drop_tile(c, head, &t, ds) : NULL;
     a->k->softmax_backward(s, ds, ds_cols, t.nq, mask, masked, a->s_scale, at(c, c->map.lse) + row + aligned,
                            at(c, c->map.delta) + row + aligned);
+    if (drop)
+        a->k->drop(s, drop, a->keep_scale, t.nq * lanes);
+    if (c->w->dbias.data)
+        add_dbias(c, &t, h, ds);
+    if (a->softcap > 0)
+        a->k->multiply(ds, mine(c, c->map.slope), t.nq * lanes);
     a->k->gemm(at(c, c->map.o_cols) + row / pair * c->map.dv + aligned / pair * rows, tile_words * rows, c->map.dv / rows, s, words, dv,
                true);
     a->k->gemm(at(c, c->map.q_cols) + row / pair * c->map.d + aligned / pair * rows, tile_words * rows, c->map.d / rows, ds_cols, words, dk,
                true);
     if (!q_clean) {
         if (c->w->dout.data)
-            add_non_finite(c, &c->w->dout, &t, h, a->Dv, s, mask, masked, dv);
-        add_non_finite(c, &c->w->q, &t, h, a->D, ds_cols, mask, masked, dk);
+            add_non_finite(c, &c->w->dout, NULL, &t, h, a->Dv, s, mask, masked, drop, dv);
+        add_non_finite(c, &c->w->q, c->w->q_shard.temperature, &t, h, a->D, ds_cols, mask, masked, NULL, dk);
     }
     return (struct rows_seen){aligned, aligned + t.nq};
 }
@@ -486,7 +558,8 @@ void ra__backward_part(struct ra__backward *w, const struct ra__kv_block *block,
         atomic_store_explicit(turn(&c, 0, i), 0, memory_order_relaxed);
     _Atomic int64_t next = 0;
     int64_t pairs = 0;
-#pragma omp parallel num_threads(a->threads) reduction(+ : pairs)
+    const int threads = dbias_is_shared(w) ? 1 : a->threads;
+#pragma omp parallel num_threads(threads) reduction(+ : pairs)
     {
         const struct ra__poll *my_poll = poll.fn && ra__thread_index() == 0 ? &poll : NULL;
         for (int64_t i; (i = atomic_fetch_add(&next, 1)) < tasks;)

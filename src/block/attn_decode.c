@@ -14,22 +14,24 @@
 
 #include "base/threads.h"
 #include "block/block.h"
+#include "block/modify.h"
 #include "block/tiles.h"
 
 enum {
     CHUNK = 512,         /* keys: long enough that partials are small change, short enough to share out */
     STRIP = 16,          /* keys at a time where masks or strides make a detour necessary */
+    DROP = 64,           /* keys at a time for which dropout is asked */
     MOST_SCORES = 32768, /* of a task: they must stay in the second level of cache */
 };
 
 struct map {
     int64_t state, partials, q, scratch, scratch_bytes;
-    int64_t s, mask, rows;    /* from a thread's scratch */
-    int64_t n_rows;           /* rows of one kv head */
-    int64_t q_width, o_width; /* D and Dv rounded up to a cache line */
-    int64_t partial;          /* floats of one partial: o [n_rows][o_width], m, l */
-    int64_t chunks;           /* most chunks of a block */
-    int64_t heads;            /* kv heads of a task, at most */
+    int64_t s, mask, drop, rows; /* from a thread's scratch */
+    int64_t n_rows;              /* rows of one kv head */
+    int64_t q_width, o_width;    /* D and Dv rounded up to a cache line */
+    int64_t partial;             /* floats of one partial: o [n_rows][o_width], m, l */
+    int64_t chunks;              /* most chunks of a block */
+    int64_t heads;               /* kv heads of a task, at most */
 };
 
 bool ra__decode_suits(const struct ra__attn *a, int64_t Tq) {
@@ -54,6 +56,7 @@ static struct map layout(const struct ra__attn *a, int64_t Tq, int64_t Tk, struc
     struct ra__layout t = {0, false};
     p.s = ra__reserve(&t, p.heads * p.n_rows * CHUNK, f);
     p.mask = ra__reserve(&t, Tq * STRIP, f);
+    p.drop = ra__reserve(&t, a->drops ? DROP : 0, f);
     p.rows = ra__reserve(&t, ra__mul(STRIP, ra__row_scratch(widest), &t.overflow), f);
     w->overflow |= t.overflow;
     p.scratch_bytes = t.total;
@@ -110,13 +113,14 @@ static float *queries_of(const struct call *c, int64_t kv_head) {
 static void load_queries(const struct call *c, int64_t kv_head) {
     const struct ra__attn *a = c->f->a;
     const int64_t group = a->H / a->G, Tq = c->f->q_shard.T, b = kv_head / a->G, g = kv_head % a->G;
+    const float *temperature = c->f->q_shard.temperature;
     float *to = queries_of(c, kv_head);
     memset(to, 0, sizeof(float) * (size_t)(c->map.n_rows * c->map.q_width));
     for (int64_t i = 0; i < c->map.n_rows; i++, to += c->map.q_width) {
         int64_t ld;
         const float *q = ra__rows(a->k_decode, &c->f->q, b, i % Tq, 1, g * group + i / Tq, a->D, mine(c, c->map.rows), &ld);
         for (int64_t d = 0; d < a->D; d++)
-            to[d] = q[d] * (a->q_scale * a->s_scale);
+            to[d] = q[d] * (a->q_scale * a->s_scale) * (temperature ? temperature[i % Tq] : 1);
     }
 }
 
@@ -195,6 +199,26 @@ static int64_t mask_scores(const struct call *c, const struct task *now) {
     return visible;
 }
 
+static bool is_dropped(const struct call *c, const struct task *now, int64_t t, int64_t h, int64_t query) {
+    const struct ra__attn *a = c->f->a;
+    return a->drops && ra__dropped(a, now->b * a->H + h, c->f->q_shard.position[query], c->block->position[now->t0 + t]);
+}
+
+/* Probabilities without what dropout drops. */
+static void drop(const struct call *c, const struct task *now) {
+    const struct ra__attn *a = c->f->a;
+    const int64_t group = a->H / a->G, Tq = c->f->q_shard.T;
+    float *mask = mine(c, c->map.drop);
+    for (int64_t head = 0; head < now->heads; head++)
+        for (int64_t row = 0; row < c->map.n_rows; row++)
+            for (int64_t t = 0; t < now->n; t += DROP) {
+                const struct ra__drop_tile tile = {now->b * a->H + (now->g0 + head) * group + row / Tq, c->f->q_shard.position + row % Tq,
+                                                   c->block->position + now->t0 + t, 1, at_most(now->n - t, DROP)};
+                ra__drop_by_query(a, &tile, DROP, mask);
+                a->k_decode->drop(scores_of(c, head) + row * CHUNK + t, mask, a->keep_scale, DROP);
+            }
+}
+
 /* o += visible p times the NaN and infinite values of a strip that were replaced by 0. */
 static void add_non_finite(const struct call *c, const struct task *now, int64_t t, int64_t head, float *o) {
     const struct ra__attn *a = c->f->a;
@@ -207,7 +231,7 @@ static void add_non_finite(const struct call *c, const struct task *now, int64_t
             const float *v = ra__rows(a->k_decode, &c->block->v, now->b, now->t0 + t + key, 1, g, a->Dv, mine(c, c->map.rows), &ld);
             for (int64_t d = 0; d < a->Dv; d++)
                 for (int64_t query = 0; !isfinite(v[d]) && query < Tq; query++)
-                    if (mask[query * STRIP + key] != -INFINITY)
+                    if (mask[query * STRIP + key] != -INFINITY && !is_dropped(c, now, t + key, g * group + i, query))
                         o[(i * Tq + query) * c->map.o_width + d] += scores_of(c, head)[(i * Tq + query) * CHUNK + t + key] * v[d];
         }
     }
@@ -251,6 +275,8 @@ static int64_t run_task(const struct call *c, const struct task *now) {
     if (seen.nk == 0)
         return 0;
     multiply_keys(c, now);
+    if (a->softcap > 0)
+        a->k_decode->softcap(scores_of(c, 0), NULL, now->heads * c->map.n_rows * CHUNK, a->softcap);
     if (!full)
         visible = mask_scores(c, now);
     if (visible == 0)
@@ -259,7 +285,9 @@ static int64_t run_task(const struct call *c, const struct task *now) {
         const struct partial p = partial_at(c, c->map.partials, (now->b * a->G + now->g0 + head) * c->map.chunks + now->index);
         a->k_decode->softmax_rows(scores_of(c, head), CHUNK, c->map.n_rows, now->n, p.m, p.l);
     }
-    add_values(c, now, !full);
+    if (a->drops)
+        drop(c, now);
+    add_values(c, now, !full || a->drops);
     return visible;
 }
 
@@ -283,14 +311,16 @@ static void write_rows(const struct call *c, int64_t kv_head, struct partial p) 
     const struct ra__forward *f = c->f;
     const struct ra__attn *a = f->a;
     const int64_t group = a->H / a->G, Tq = f->q_shard.T, b = kv_head / a->G, g = kv_head % a->G;
-    const double ln2 = 0.69314718055994531;
     for (int64_t i = 0; i < c->map.n_rows; i++) {
         const int64_t h = g * group + i / Tq, t = i % Tq;
-        float *o = p.o + i * c->map.o_width, l = p.l[i], inverse = l == 0 ? 0 : 1 / l;
+        const struct ra__row_end end = ra__end_row(p.m[i], p.l[i], f->q_shard.sinks ? f->q_shard.sinks + h : NULL);
+        float *o = p.o + i * c->map.o_width;
         for (int64_t d = 0; d < a->Dv; d++)
-            o[d] *= inverse;
+            o[d] *= end.inverse;
         if (f->lse)
-            f->lse[(b * a->H + h) * Tq + t] = l == 0 ? -INFINITY : (float)((p.m[i] + log2(l)) * ln2);
+            f->lse[(b * a->H + h) * Tq + t] = end.lse;
+        if (f->row_max)
+            f->row_max[(b * a->H + h) * Tq + t] = end.max;
         ra__store_rows(a->k_decode, &f->out, b, t, 1, h, a->Dv, o, a->Dv);
     }
 }

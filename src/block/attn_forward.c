@@ -8,6 +8,7 @@
 
 #include "base/threads.h"
 #include "block/block.h"
+#include "block/modify.h"
 #include "block/tiles.h"
 
 void ra__attn_scale(struct ra__attn *a, double scale) {
@@ -20,10 +21,10 @@ void ra__attn_scale(struct ra__attn *a, double scale) {
 /* Offsets in bytes from the workspace, and what they are computed from. */
 struct map {
     int64_t k, v, flags, keys, o, m, l, scratch, scratch_bytes;
-    int64_t q, tile_o, tile_m, tile_l, s, mask, alpha, rows, sums; /* from a thread's scratch */
-    int64_t k_head, v_head;                                        /* floats of packed K, V of one (batch, kv head) */
-    int64_t d, d_left;                                             /* words of D values in q; in k, which is a left-hand side */
-    int64_t dv;                                                    /* Dv rounded up to the register tile */
+    int64_t q, tile_o, tile_m, tile_l, s, mask, drop, alpha, rows, sums; /* from a thread's scratch */
+    int64_t k_head, v_head;                                              /* floats of packed K, V of one (batch, kv head) */
+    int64_t d, d_left;                                                   /* words of D values in q; in k, which is a left-hand side */
+    int64_t dv;                                                          /* Dv rounded up to the register tile */
     int64_t k_tile, flags_head;
 };
 
@@ -51,6 +52,7 @@ static struct map layout(const struct ra__attn *a, int64_t panels, int64_t Tk, b
     p.tile_l = ra__reserve(&t, a->q_tile, f);
     p.s = ra__reserve(&t, ra__mul(p.k_tile + a->k->rows, lanes, &t.overflow), f);
     p.mask = ra__reserve(&t, ra__mul(p.k_tile + a->k->rows, lanes, &t.overflow), f);
+    p.drop = ra__reserve(&t, a->drops ? ra__mul(p.k_tile + a->k->rows, lanes, &t.overflow) : 0, f);
     p.alpha = ra__reserve(&t, lanes, f);
     p.rows = ra__reserve(&t, ra__mul(p.k_tile > lanes ? p.k_tile : lanes, ra__row_scratch(widest), &t.overflow), f);
     p.sums = ra__reserve(&t, a->q_tile / lanes, sizeof(struct ra__mask_queries));
@@ -129,14 +131,26 @@ static void add_non_finite(const struct call *c, const struct ra__mask_tile *t, 
     const struct ra__attn *a = c->f->a;
     const int64_t lanes = a->k->lanes;
     float *row = (float *)(scratch(c) + c->map.rows);
+    const float *drop = a->drops ? (float *)(scratch(c) + c->map.drop) : NULL;
     for (int64_t key = 0; key < t->nk; key++) {
         int64_t ld;
         const float *v = ra__rows(a->k, &c->block->v, t->b, t->k0 + key, 1, g, a->Dv, row, &ld);
         for (int64_t d = 0; d < a->Dv; d++)
-            for (int64_t lane = 0; !isfinite(v[d]) && lane < t->nq; lane++)
-                if (!mask || key < clear || mask[(key - clear) * lanes + lane] != -INFINITY)
+            for (int64_t lane = 0; !isfinite(v[d]) && lane < t->nq; lane++) {
+                const bool hidden = mask && key >= clear && mask[(key - clear) * lanes + lane] == -INFINITY;
+                if (!hidden && !(drop && drop[key * lanes + lane] != 0))
                     o[d * lanes + lane] += ra__col_value(a->k, p, key, lane) * v[d];
+            }
     }
+}
+
+/* P of a tile without what dropout drops. */
+static void drop(const struct call *c, int64_t head, const struct ra__mask_tile *t, float *p) {
+    const struct ra__attn *a = c->f->a;
+    const struct ra__drop_tile tile = {head, c->f->q_shard.position + t->q0, c->block->position + t->k0, t->nq, t->nk};
+    float *mask = (float *)(scratch(c) + c->map.drop);
+    ra__drop_by_key(a, &tile, a->k->lanes, mask);
+    a->k->drop(p, mask, a->keep_scale, t->nk * a->k->lanes);
 }
 
 /* One query panel against one key tile. */
@@ -167,8 +181,12 @@ static int64_t fold_panel(const struct call *c, int64_t head, const struct ra__t
     const float *k = at(c, c->map.k) + kv_head * c->map.k_head + (keys->padded + aligned) * c->map.d_left;
     const float *v = at(c, c->map.v) + kv_head * c->map.v_head + keys->padded / a->k->pair * c->map.dv + aligned / a->k->pair * rows;
     a->k->gemm(k, c->map.d_left * rows, (t.nk + rows - 1) / rows, q, c->map.d, s, false);
+    if (a->softcap > 0)
+        a->k->softcap(s, NULL, t.nk * a->k->lanes, a->softcap);
     if (a->k->softmax(s, t.nk, full ? NULL : mask, clear, a->s_scale, state.m, state.l, alpha))
         a->k->scale_lanes(state.o, c->map.dv, alpha);
+    if (a->drops)
+        drop(c, head, &t, s);
     a->k->gemm(v, ra__left_words(a->k, keys->n) * rows, c->map.dv / rows, s, ra__words(a->k, t.nk), state.o, true);
     if (*flag(c, kv_head, key_tile))
         add_non_finite(c, &t, g, s, full ? NULL : mask, clear, state.o);
@@ -179,13 +197,15 @@ static void write_panel(const struct call *c, int64_t head, int64_t q0, int64_t 
     const struct ra__forward *f = c->f;
     const struct ra__attn *a = f->a;
     const int64_t b = head / a->H, h = head % a->H;
-    const double ln2 = 0.69314718055994531;
     float *inverse = (float *)(scratch(c) + c->map.alpha), *rows = (float *)(scratch(c) + c->map.rows);
     for (int64_t i = 0; i < nq; i++) {
-        float l = state.l[i];
-        inverse[i] = l == 0 ? 0 : 1 / l;
+        const struct ra__row_end end = ra__end_row(state.m[i], state.l[i], f->q_shard.sinks ? f->q_shard.sinks + h : NULL);
+        const int64_t row = head * f->q_shard.T + q0 + i;
+        inverse[i] = end.inverse;
         if (f->lse)
-            f->lse[head * f->q_shard.T + q0 + i] = l == 0 ? -INFINITY : (float)((state.m[i] + log2(l)) * ln2);
+            f->lse[row] = end.lse;
+        if (f->row_max)
+            f->row_max[row] = end.max;
     }
     for (int64_t i = nq; i < a->k->lanes; i++)
         inverse[i] = 0;
@@ -228,7 +248,8 @@ static struct query_tile begin_tile(const struct call *c, int64_t head, int64_t 
     for (int64_t p = 0; p < t.panels && c->k_tiles; p++) {
         int64_t ld;
         const struct ra__stretch panel = panel_at(c, &t, p);
-        const float *from = ra__operand_rows(a->k, &c->f->q, b, panel.t0, panel.n, h, a->D, (float *)(scratch(c) + c->map.rows), &ld);
+        const float *from = ra__query_rows(a->k, &c->f->q, b, panel.t0, panel.n, h, a->D, c->f->q_shard.temperature,
+                                           (float *)(scratch(c) + c->map.rows), &ld);
         a->k->pack_lanes(t.q + p * lanes * c->map.d, from, ld, panel.n, a->D, a->q_scale);
         t.sum[p] = ra__mask_sum_queries(&c->view, b, panel.t0, panel.n);
         t.all = p ? ra__mask_join_queries(&t.all, &t.sum[p]) : t.sum[p];

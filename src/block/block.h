@@ -25,6 +25,10 @@ struct ra__attn {
     int threads;
     int64_t q_tile, k_tile;     /* forward: rows per query tile (multiple of lanes), keys per block (multiple of rows) */
     int64_t q_tile_b, k_tile_b; /* backward: multiple of rows; multiple of lanes */
+    float softcap;              /* in units of log2, 0: none. Like dropout for sets with pair = 1 */
+    bool drops;                 /* dropout (dropout.h): */
+    uint64_t seed, threshold;
+    float keep_scale; /* 1 / (1 - p) */
 };
 
 /* Sets the three scales. */
@@ -61,11 +65,14 @@ struct ra__q_shard {
     struct ra__stretches stretches;
     struct ra__panels panels; /* of the forward's lanes */
     struct ra__spans spans;
-    const int32_t *segment; /* [B,T] or NULL */
-    const ra_tensor *bias;  /* or NULL */
-    const int64_t *kv_lens; /* [B] or NULL */
-    const float *alibi;     /* [H] or NULL */
-    const int64_t *aligned; /* [T], with alibi */
+    const int32_t *segment;   /* [B,T] or NULL */
+    const ra_tensor *bias;    /* or NULL */
+    const int64_t *kv_lens;   /* [B] or NULL */
+    const float *alibi;       /* [H] or NULL */
+    const int64_t *aligned;   /* [T], with alibi */
+    const int64_t *position;  /* [T], with dropout */
+    const float *temperature; /* [T] factors of q, or NULL; for sets with pair = 1 */
+    const float *sinks;       /* [H] or NULL */
 };
 
 /* Called by the thread that called the driver, between tiles: progress the exchange. A failure is the callee's to remember. */
@@ -82,7 +89,7 @@ struct ra__forward {
     const struct ra__attn *a;
     struct ra__q_shard q_shard;
     ra_tensor q, out;
-    float *lse; /* [B,H,T] or NULL */
+    float *lse, *row_max; /* [B,H,T] or NULL */
     char *workspace;
     int64_t Tk_max;
     bool keep_state;
@@ -105,6 +112,9 @@ struct ra__backward {
     struct ra__q_shard q_shard;
     ra_tensor q, out, dout, dq; /* dout.data NULL: zero; dq.data NULL: not wanted */
     const float *lse, *dlse;    /* [B,H,T]; dlse may be NULL */
+    double *dsinks;             /* [H], this rank's part; NULL: not wanted */
+    ra_tensor dbias;            /* this rank's part, by local query and global key; data NULL: not wanted */
+    int64_t Sq, Skv;            /* with dbias */
     char *workspace;
     int64_t Tk_max;
     int64_t pairs;

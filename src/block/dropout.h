@@ -13,11 +13,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The words of keys 4 quad .. 4 quad + 3. bh: b H + h. */
-static inline void ra__dropout_words(uint64_t seed, int64_t bh, int64_t i, int64_t quad, uint32_t words[4]) {
+/* The counter of keys 4 quad .. 4 quad + 3. bh: b H + h. */
+static inline void ra__dropout_counter(int64_t bh, int64_t i, int64_t quad, uint32_t *const counter[4]) {
     const uint64_t query = (uint64_t)i, keys = (uint64_t)quad;
-    const philox4x32_ctr_t counter = {
-        {(uint32_t)keys, (uint32_t)query, (uint32_t)bh, (uint32_t)(keys >> 32 & 0xffff) | (uint32_t)(query >> 32 & 0xffff) << 16}};
+    *counter[0] = (uint32_t)keys;
+    *counter[1] = (uint32_t)query;
+    *counter[2] = (uint32_t)bh;
+    *counter[3] = (uint32_t)(keys >> 32 & 0xffff) | (uint32_t)(query >> 32 & 0xffff) << 16;
+}
+
+/* Their words. */
+static inline void ra__dropout_words(uint64_t seed, int64_t bh, int64_t i, int64_t quad, uint32_t words[4]) {
+    philox4x32_ctr_t counter;
+    ra__dropout_counter(bh, i, quad, (uint32_t *const[4]){&counter.v[0], &counter.v[1], &counter.v[2], &counter.v[3]});
     const philox4x32_key_t key = {{(uint32_t)seed, (uint32_t)(seed >> 32)}};
     const philox4x32_ctr_t result = philox4x32_R(10, counter, key);
     for (int lane = 0; lane < 4; lane++)

@@ -97,6 +97,15 @@ struct ra__kernels {
 
     void (*exp2)(float *x, int64_t n); /* in place, the very function the softmax uses; for its error table */
 
+    /* ---- score modifiers: arrays of fp32, n a multiple of 16 (of W), aligned; the sets with pair = 1 only ---- */
+
+    /* s = cap tanh(s / cap); slope, if not NULL, = the derivative, 1 - tanh^2, of each, 0 where s is NaN. */
+    void (*softcap)(float *s, float *slope, int64_t n, float cap);
+    void (*multiply)(float *x, const float *y, int64_t n); /* x *= y */
+    /* x *= scale; 0, whatever x is, where mask is -inf. */
+    void (*drop)(float *x, const float *mask, float scale, int64_t n);
+    void (*philox)(uint32_t (*counter)[64], uint32_t key0, uint32_t key1); /* Philox4x32-10 of counter[0..3][i], in place */
+
     double (*peak)(double seconds); /* GFLOP/s of a register-only fp32 multiply-add loop on the calling thread */
 };
 

@@ -581,11 +581,14 @@ static double peak(double seconds) {
     return sink[0] < 0 ? 0 : steps * PEAK_CHAINS * W * 2 / elapsed * 1e-9;
 }
 
+#include "block/kernels_modifiers.h"
+
 #define RA__KERNEL_TABLE                                                                                                             \
     {                                                                                                                                \
         .isa = VEC_ISA, .pair = PAIR, .k_step = K_STEP, .lanes = NR, .rows = MR, .row_tile = ROW_TILE, .col_tile = NC, .gemm = gemm, \
         .gemm_rows = gemm_rows, .softmax = softmax, .softmax_backward = softmax_backward, .dot_rows = dot_rows,                      \
         .softmax_rows = softmax_rows, .add_rows = add_rows, .pack_lanes = pack_lanes, .pack_rows = pack_rows,                        \
         .pack_transposed = pack_transposed, .pack_cols = pack_cols, .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes,        \
-        .load_rows = load_rows, .store_rows = store_rows, .all_finite = all_finite, .exp2 = exp2_array, .peak = peak                 \
+        .load_rows = load_rows, .store_rows = store_rows, .all_finite = all_finite, .exp2 = exp2_array, .softcap = softcap,          \
+        .multiply = multiply_values, .drop = drop, .philox = philox, .peak = peak                                                    \
     }

@@ -109,6 +109,18 @@ const float *ra__operand_rows(const struct ra__kernels *kernels, const ra_tensor
     return pairs;
 }
 
+const float *ra__query_rows(const struct ra__kernels *kernels, const ra_tensor *q, int64_t b, int64_t t0, int64_t n, int64_t h, int64_t k,
+                            const float *temperature, float *scratch, int64_t *ld) {
+    const float *from = ra__operand_rows(kernels, q, b, t0, n, h, k, scratch, ld);
+    if (!temperature)
+        return from;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t d = 0; d < k; d++)
+            scratch[i * k + d] = from[i * *ld + d] * temperature[t0 + i];
+    *ld = k;
+    return scratch;
+}
+
 static bool half_is_finite(uint16_t h) {
     return (h & 0x7f80) != 0x7f80;
 }

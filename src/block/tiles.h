@@ -92,6 +92,10 @@ void ra__store_rows(const struct ra__kernels *kernels, const ra_tensor *x, int64
 const float *ra__operand_rows(const struct ra__kernels *kernels, const ra_tensor *x, int64_t b, int64_t t0, int64_t n, int64_t h, int64_t k,
                               float *scratch, int64_t *ld);
 
+/* The same of queries, each multiplied by its temperature (indexed by t; NULL: 1). */
+const float *ra__query_rows(const struct ra__kernels *kernels, const ra_tensor *q, int64_t b, int64_t t0, int64_t n, int64_t h, int64_t k,
+                            const float *temperature, float *scratch, int64_t *ld);
+
 /* Floats of scratch for one row of k values. */
 static inline int64_t ra__row_scratch(int64_t k) {
     return k + (k + 1) / 2;

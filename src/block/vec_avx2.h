@@ -33,6 +33,9 @@ static inline vec vec_add(vec a, vec b) {
 static inline vec vec_sub(vec a, vec b) {
     return _mm256_sub_ps(a, b);
 }
+static inline vec vec_div(vec a, vec b) {
+    return _mm256_div_ps(a, b);
+}
 static inline vec vec_mul(vec a, vec b) {
     return _mm256_mul_ps(a, b);
 }

@@ -32,6 +32,9 @@ static inline vec vec_add(vec a, vec b) {
 static inline vec vec_sub(vec a, vec b) {
     return _mm512_sub_ps(a, b);
 }
+static inline vec vec_div(vec a, vec b) {
+    return _mm512_div_ps(a, b);
+}
 static inline vec vec_mul(vec a, vec b) {
     return _mm512_mul_ps(a, b);
 }

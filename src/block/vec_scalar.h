@@ -32,6 +32,9 @@ static inline vec vec_add(vec a, vec b) {
 static inline vec vec_sub(vec a, vec b) {
     return a - b;
 }
+static inline vec vec_div(vec a, vec b) {
+    return a / b;
+}
 static inline vec vec_mul(vec a, vec b) {
     return a * b;
 }

@@ -6,6 +6,7 @@
 
 #include "base/memory.h"
 #include "base/threads.h"
+#include "block/dropout.h"
 
 static struct ra__shard kv_shard(const ra_plan *plan, int r) {
     return ra__layout_shard(plan->problem.layout, plan->problem.Skv, plan->ring.schedule.P, r);
@@ -31,6 +32,12 @@ static ra_status allocate(ra_plan *plan, int P) {
     const size_t B = (size_t)plan->problem.B, id = sizeof(int32_t);
     plan->steps = ra__alloc(memory, (size_t)P * sizeof *plan->steps);
     bool missing = !plan->steps;
+    if (ring->attn.drops) {
+        ring->q_position = ra__alloc(memory, (size_t)ring->q.T * sizeof *ring->q_position);
+        missing |= !ring->q_position;
+        if (ring->q_position)
+            ra__shard_positions(&ring->q, ring->q_position);
+    }
     if (plan->has_segments) {
         plan->ranges = ra__alloc(memory, (size_t)P * B * sizeof *plan->ranges);
         ring->q_segment = ra__alloc(memory, B * (size_t)ring->q.T * id);
@@ -81,14 +88,20 @@ static void derive(ra_plan *plan, ra_comm *comm, const ra_problem *p, struct ra_
                               .kv = ra__layout_shard(p->layout, p->Skv, P, r),
                               .has_bias = p->has_bias != 0,
                               .backward = agreed.backward};
-    ring->attn = (struct ra__attn){.k = p->dtype == RA_BF16 ? ra__kernels_bf16() : ra__kernels(),
+    const bool modified = p->softcap > 0 || p->dropout > 0 || p->has_temperature; /* their kernels work on fp32 */
+    ring->attn = (struct ra__attn){.k = p->dtype == RA_BF16 && !modified ? ra__kernels_bf16() : ra__kernels(),
                                    .k_decode = ra__kernels(),
                                    .B = p->B,
                                    .H = p->H,
                                    .G = p->G,
                                    .D = p->D,
                                    .Dv = p->Dv,
-                                   .threads = plan->problem.threads};
+                                   .threads = plan->problem.threads,
+                                   .softcap = (float)(p->softcap * 1.4426950408889634),
+                                   .drops = p->dropout > 0,
+                                   .seed = p->seed,
+                                   .threshold = ra__dropout_threshold(p->dropout),
+                                   .keep_scale = (float)ra__dropout_scale(p->dropout)};
     ra__attn_scale(&ring->attn, plan->problem.scale);
     for (int i = 0; i < P; i++) {
         int64_t T = ra__layout_shard(p->layout, p->Skv, P, i).T;
@@ -174,6 +187,7 @@ void ra_plan_destroy(ra_plan *plan) {
     ra__masks_free(plan);
     ra__free(&memory, plan->ring.kv_lens);
     ra__free(&memory, plan->ring.alibi);
+    ra__free(&memory, plan->ring.q_position);
     ra__free(&memory, plan->ring.q_segment);
     ra__free(&memory, plan->ring.kv_segment);
     ra__free(&memory, plan);

@@ -60,9 +60,8 @@ ra_status ra__validate_problem(const ra_problem *p, int P, int r);
 /* Offsets [sequences+1] of packed sequences in S tokens; `what` is S's name. */
 ra_status ra__validate_offsets(const char *name, const int32_t *offsets, int64_t sequences, const char *what, int64_t S);
 
-/* Refuses what the engine does not do yet (supports.c): of a valid problem, and of the outputs that a run asks for. */
+/* Refuses what the engine does not do of what a valid problem asks for (supports.c). */
 ra_status ra__unsupported(const ra_problem *p);
-ra_status ra__unsupported_run(const ra_attention_args *args, bool backward);
 
 /* Of n elements (FNV-1a); 0 for NULL alone. */
 uint64_t ra__hash(const void *data, int64_t n, size_t bytes);

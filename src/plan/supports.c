@@ -1,4 +1,4 @@
-/* What the CPU engine does not do yet, refused in one place: a plan asks here, and so does whoever wants to know beforehand. An option is
+/* What the CPU engine does not do, refused in one place: a plan asks here, and so does whoever wants to know beforehand. An option is
  * exact on every path or it has a line here; there is no third outcome. */
 #include <stdio.h>
 #include <string.h>
@@ -6,25 +6,10 @@
 #include "plan/plan.h"
 
 ra_status ra__unsupported(const ra_problem *p) {
-    const struct {
-        const char *what;
-        bool wanted;
-    } missing[] = {
-        {"softcap", p->softcap > 0}, {"sinks", p->has_sinks != 0}, {"a temperature", p->has_temperature != 0}, {"dropout", p->dropout > 0}};
-    for (size_t i = 0; i < sizeof missing / sizeof *missing; i++)
-        if (missing[i].wanted)
-            return ra__fail(RA_ERR_UNSUPPORTED, "%s: the CPU engine does not do this yet", missing[i].what);
-    return RA_OK;
-}
-
-ra_status ra__unsupported_run(const ra_attention_args *args, bool backward) {
-    const struct {
-        const char *what;
-        bool wanted;
-    } missing[] = {{"row_max", !backward && args->row_max}, {"dbias", backward && args->dbias.data}, {"dsinks", backward && args->dsinks}};
-    for (size_t i = 0; i < sizeof missing / sizeof *missing; i++)
-        if (missing[i].wanted)
-            return ra__fail(RA_ERR_UNSUPPORTED, "%s: the CPU engine does not compute this yet", missing[i].what);
+    const int64_t longest = (int64_t)1 << 48, heads = (int64_t)1 << 32;
+    if (p->dropout > 0 && (p->Sq >= longest || p->Skv >= longest || p->B > heads / p->H))
+        return ra__fail(RA_ERR_UNSUPPORTED, "dropout: its counters tell 2^48 tokens and 2^32 heads of a batch apart, not %lld and %lld",
+                        (long long)(p->Sq > p->Skv ? p->Sq : p->Skv), (long long)(p->B * p->H));
     return RA_OK;
 }
 

@@ -14,7 +14,7 @@
 
 /* Workspace, byte offsets; dkv buffers exist only where other ranks do. */
 struct map {
-    int64_t positions, kv[2], home, returning, part, arriving, leaving, block;
+    int64_t positions, kv[2], home, returning, part, arriving, leaving, shared, block;
 };
 
 static int64_t layout(const struct ra__ring *ring, struct map *m) {
@@ -22,7 +22,8 @@ static int64_t layout(const struct ra__ring *ring, struct map *m) {
     const bool alone = ring->schedule.P == 1;
     const int64_t message = ra__traveller_bytes(ring), gradients = ra__dkv_bytes(ring, ring->Tkv_max);
     const int64_t own = ra__dkv_bytes(ring, ring->kv.T), block = ra__backward_bytes(&ring->attn, &ring->q.stretches, ring->Tkv_max);
-    if (message < 0 || gradients < 0 || own < 0 || block < 0)
+    const int64_t shared = ra__shared_gradients_bytes(ring);
+    if (message < 0 || shared < 0 || gradients < 0 || own < 0 || block < 0)
         return -1;
     m->positions = ra__reserve(&w, ring->Tkv_max, sizeof(int64_t));
     for (int i = 0; i < 2; i++)
@@ -32,6 +33,7 @@ static int64_t layout(const struct ra__ring *ring, struct map *m) {
     m->part = ra__reserve(&w, alone ? 0 : gradients, 1);
     m->arriving = ra__reserve(&w, alone ? 0 : gradients, 1);
     m->leaving = ra__reserve(&w, alone ? 0 : gradients, 1);
+    m->shared = ra__reserve(&w, shared, 1);
     m->block = ra__reserve(&w, block, 1);
     return w.overflow ? -1 : w.total;
 }
@@ -81,6 +83,10 @@ static struct walk begin(const struct ra__ring *ring, const ra_attention_args *a
                                     .dq = args->dq,
                                     .lse = args->lse,
                                     .dlse = args->dlse,
+                                    .dsinks = args->sinks ? ra__shared_gradients_sinks(ring, workspace + k.map.shared) : NULL,
+                                    .dbias = args->dbias,
+                                    .Sq = ring->Sq,
+                                    .Skv = ring->Skv,
                                     .workspace = workspace + k.map.block,
                                     .Tk_max = ring->Tkv_max};
     return k;
@@ -207,7 +213,8 @@ static ra_status walk(struct walk *k) {
         pass_on(k, &s->step[i]);
         ra__traveller_advance(&k->traveller, i);
     }
-    return finish(k);
+    RA__TRY(finish(k));
+    return ra__shared_gradients_finish(ring, k->args, k->workspace + k->map.shared);
 }
 
 ra_status ra__ring_backward(const struct ra__ring *ring, const ra_attention_args *args, char *workspace) {

@@ -227,5 +227,8 @@ struct ra__q_shard ra__own_q(const struct ra__ring *ring, const ra_attention_arg
                                 .bias = ring->has_bias ? &args->bias : NULL,
                                 .kv_lens = ring->kv_lens,
                                 .alibi = ring->alibi,
-                                .aligned = ring->q_aligned};
+                                .aligned = ring->q_aligned,
+                                .position = ring->q_position,
+                                .temperature = args->temperature,
+                                .sinks = args->sinks};
 }

@@ -76,6 +76,7 @@ ra_status ra__ring_forward(const struct ra__ring *ring, const ra_attention_args 
                             .q = args->q,
                             .out = args->out,
                             .lse = args->lse,
+                            .row_max = args->row_max,
                             .workspace = workspace + m.block,
                             .Tk_max = ring->Tkv_max,
                             .keep_state = steps_computed(&ring->schedule) > 1};

@@ -22,6 +22,7 @@ struct ra__ring {
     int64_t *kv_lens;                /* [B], or NULL */
     float *alibi;                    /* [H], or NULL; with it ... */
     int64_t *q_aligned;              /* ... [Tq] */
+    int64_t *q_position;             /* [Tq], with dropout */
     bool has_bias, backward;
     int64_t workspace_bytes; /* of the larger pass */
 };
@@ -80,6 +81,12 @@ void ra__traveller_advance(struct ra__traveller *t, int i);
 ra_status ra__traveller_end(const struct ra__traveller *t, ra_status status, char *all_ranks);
 /* Bytes of each of the two buffers, and of all_ranks. -1: overflow. */
 int64_t ra__traveller_bytes(const struct ra__ring *ring);
+
+/* Gradients that belong to no key (shared_gradients.c): where this rank's part of dsinks [H] goes, and the sums over all ranks, after the
+ * walk. Collective. */
+int64_t ra__shared_gradients_bytes(const struct ra__ring *ring);
+double *ra__shared_gradients_sinks(const struct ra__ring *ring, char *workspace);
+ra_status ra__shared_gradients_finish(const struct ra__ring *ring, const ra_attention_args *args, char *workspace);
 
 struct ra__q_shard ra__own_q(const struct ra__ring *ring, const ra_attention_args *args);
 

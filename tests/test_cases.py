@@ -63,10 +63,10 @@ class Documents(Case):
             write(self.input, {**t, **tensors})
             self.assertTrue(command.startswith("ringattn attend in.safetensors -o out.safetensors"), command)
             options = command.split()[5:]
-            for P, layout in ((1, "contiguous"), *itertools.product((2, 7), LAYOUTS)):
+            for P, layout in ((1, "contiguous"), *itertools.product([7], LAYOUTS)):
                 with self.subTest(command, P=P, layout=layout):
                     x = subprocess.run([PROGRAM, "attend", self.input, "-o", self.output, "-q", "--ring", str(P), "--layout", layout,
-                                        *options], capture_output=True, text=True, timeout=60)
+                                        "--threads", "1", *options], capture_output=True, text=True, timeout=60)
                     if x.returncode == 3 and "yet" in x.stderr:
                         print("skipped:", command, x.stderr.strip())
                         break

@@ -25,9 +25,11 @@ struct whole {
     void *q, *k, *v, *dout; /* p.dtype, order b, t, h, d */
     float *dlse, *bias;
     int32_t *q_ids, *kv_ids;
+    float *sinks, *temperature;      /* [H], [Sq]; NULL: none. whole_extras makes them */
     float *out, *lse, *dq, *dk, *dv; /* gathered */
+    float *row_max, *dsinks, *dbias; /* [B,H,Sq], [H], the bias's shape; NULL: not wanted */
     ra_stats forward, backward;      /* of rank 0 */
-    ra_plan_info info;
+    ra_plan_info info;               /* of rank 0 */
 };
 
 static uint64_t random_state = 88172645463325252u;
@@ -112,8 +114,35 @@ __attribute__((unused)) static void whole_make(struct whole *w, int document) {
     w->dv = poisoned(kv_numel(p, p->Dv));
 }
 
+static int64_t bias_numel(const struct whole *w) {
+    return w->bias_b * w->bias_h * w->bias_q * w->p.Skv;
+}
+
+enum { SINKS = 1, TEMPERATURE = 2, ROW_MAX = 4, DBIAS = 8, DSINKS = 16 };
+
+/* After whole_make: random inputs, and room for outputs, that most runs do without. */
+__attribute__((unused)) static void whole_extras(struct whole *w, unsigned what) {
+    const ra_problem *p = &w->p;
+    if (what & SINKS)
+        w->sinks = filled(p->H, RA_F32, 1);
+    if (what & TEMPERATURE) {
+        w->temperature = filled(p->Sq, RA_F32, 1);
+        for (int64_t i = 0; i < p->Sq; i++)
+            w->temperature[i] = (float)(0.5 + uniform());
+    }
+    w->p.has_sinks = w->sinks != NULL;
+    w->p.has_temperature = w->temperature != NULL;
+    if (what & ROW_MAX)
+        w->row_max = poisoned(q_numel(p, 1));
+    if (what & DBIAS && w->bias)
+        w->dbias = poisoned(bias_numel(w));
+    if (what & DSINKS && w->sinks)
+        w->dsinks = poisoned(p->H);
+}
+
 __attribute__((unused)) static void whole_free(struct whole *w) {
-    void *all[] = {w->q, w->k, w->v, w->dout, w->dlse, w->bias, w->q_ids, w->kv_ids, w->out, w->lse, w->dq, w->dk, w->dv};
+    void *all[] = {w->q,           w->k,   w->v,   w->dout, w->dlse, w->bias, w->q_ids,   w->kv_ids, w->sinks,
+                   w->temperature, w->out, w->lse, w->dq,   w->dk,   w->dv,   w->row_max, w->dsinks, w->dbias};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
@@ -173,6 +202,39 @@ static uint64_t checksum(const void *data, size_t bytes) {
     return h;
 }
 
+/* Everything that a run may only read. */
+static uint64_t inputs_checksum(const struct whole *w, const ra_problem *p, const struct part in[4], const float *dlse, const float *bias,
+                                int64_t bias_count, const float *temperature) {
+    const int64_t n[4] = {in[0].T * p->H * p->D, in[1].T * p->G * p->D, in[2].T * p->G * p->Dv, in[3].T * p->H * p->Dv};
+    uint64_t h = checksum(dlse, (size_t)(p->B * p->H * in[0].T) * sizeof *dlse) + checksum(bias, (size_t)bias_count * sizeof *bias);
+    for (int i = 0; i < 4; i++)
+        h = 31 * h + checksum(in[i].data, (size_t)(p->B * n[i]) * ra_dtype_size(p->dtype));
+    if (p->mask.q_segment_ids)
+        h = 31 * h + checksum(p->mask.q_segment_ids, (size_t)(p->B * in[0].T) * 4) +
+            7 * checksum(p->mask.kv_segment_ids, (size_t)(p->B * in[1].T) * 4);
+    if (p->mask.kv_lens)
+        h = 31 * h + checksum(p->mask.kv_lens, (size_t)p->B * 4);
+    if (p->mask.slices)
+        h = 31 * h + checksum(p->mask.slices, (size_t)p->mask.slice_count * 40);
+    if (p->mask.cu_seqlens_q)
+        h = 31 * h + checksum(p->mask.cu_seqlens_q, (size_t)(p->mask.sequences + 1) * 4) +
+            7 * checksum(p->mask.cu_seqlens_kv, (size_t)(p->mask.sequences + 1) * 4);
+    if (w->sinks)
+        h = 31 * h + checksum(w->sinks, (size_t)p->H * 4);
+    return temperature ? 31 * h + checksum(temperature, (size_t)in[0].T * 4) : h;
+}
+
+/* The bias's gradient of rank r's query rows, or, with a bias for all queries, the sum over all ranks that each rank must have. */
+static void gather_dbias(struct whole *w, int r, const float *mine, int64_t nt) {
+    const int64_t row = w->p.Skv;
+    for (int64_t o = 0; o < w->bias_b * w->bias_h; o++)
+        for (int64_t t = 0; t < nt; t++) {
+            const int64_t s = w->bias_q == 1 ? 0 : ra_shard_position(w->p.layout, w->p.Sq, w->P, r, t);
+            if (r == 0 || w->bias_q > 1)
+                memcpy(w->dbias + (o * w->bias_q + s) * row, mine + (o * nt + t) * row, (size_t)row * sizeof *mine);
+        }
+}
+
 /* The rank's share of a run; usable over any comm. Results are written into w's whole arrays. */
 __attribute__((unused)) static ra_status whole_rank(ra_comm *comm, int r, void *user) {
     struct whole *w = user;
@@ -182,7 +244,8 @@ __attribute__((unused)) static ra_status whole_rank(ra_comm *comm, int r, void *
                 v = part_new(w, r, p.Skv, p.G, p.Dv, p.dtype, w->v), dout = part_new(w, r, p.Sq, p.H, p.Dv, p.dtype, w->dout),
                 out = part_new(w, r, p.Sq, p.H, p.Dv, out_type, NULL), dq = part_new(w, r, p.Sq, p.H, p.D, RA_F32, NULL),
                 dk = part_new(w, r, p.Skv, p.G, p.D, RA_F32, NULL), dv = part_new(w, r, p.Skv, p.G, p.Dv, RA_F32, NULL);
-    float *lse = rows_of(w, r, NULL), *dlse = rows_of(w, r, w->dlse), *bias = NULL;
+    float *lse = rows_of(w, r, NULL), *dlse = rows_of(w, r, w->dlse), *bias = NULL, *dbias = NULL, *temperature = NULL;
+    float *row_max = w->row_max ? poisoned(p.B * p.H * q.T) : NULL, *dsinks = w->dsinks ? poisoned(p.H) : NULL;
     int32_t *q_ids = w->q_ids ? ids_of(w, r, p.Sq, w->q_ids) : NULL, *kv_ids = w->kv_ids ? ids_of(w, r, p.Skv, w->kv_ids) : NULL;
     p.mask.q_segment_ids = q_ids;
     p.mask.kv_segment_ids = kv_ids;
@@ -195,22 +258,39 @@ __attribute__((unused)) static ra_status whole_rank(ra_comm *comm, int r, void *
                            .dlse = dlse,
                            .dq = dq.tensor,
                            .dk = dk.tensor,
-                           .dv = dv.tensor};
+                           .dv = dv.tensor,
+                           .sinks = w->sinks,
+                           .row_max = row_max,
+                           .dsinks = dsinks};
+    if (w->temperature) {
+        temperature = poisoned(q.T);
+        for (int64_t t = 0; t < q.T; t++)
+            temperature[t] = w->temperature[ra_shard_position(p.layout, p.Sq, w->P, r, t)];
+        a.temperature = temperature;
+    }
+    int64_t bias_count = 0, bias_rows = 0;
     if (w->bias) { /* this rank's query rows */
         const int64_t nt = w->bias_q == 1 ? 1 : q.T, outer = w->bias_b * w->bias_h;
-        bias = malloc((size_t)(outer * nt * p.Skv + 1) * sizeof *bias);
+        bias_rows = nt;
+        bias_count = outer * nt * p.Skv;
+        bias = malloc((size_t)(bias_count + 1) * sizeof *bias);
         for (int64_t o = 0; o < outer; o++)
             for (int64_t t = 0; t < nt; t++) {
                 int64_t s = w->bias_q == 1 ? 0 : ra_shard_position(p.layout, p.Sq, w->P, r, t);
                 memcpy(bias + (o * nt + t) * p.Skv, w->bias + (o * w->bias_q + s) * p.Skv, (size_t)p.Skv * sizeof *bias);
             }
         a.bias = ra_tensor_bias(bias, RA_F32, w->bias_b, w->bias_h, nt, p.Skv);
-        if (w->bias_q > 1 && nt == 1) /* a rank with one query, not a broadcast: any stride will do */
+        if (w->dbias) {
+            dbias = poisoned(bias_count);
+            a.dbias = ra_tensor_bias(dbias, RA_F32, w->bias_b, w->bias_h, nt, p.Skv);
+            if (w->bias_q > 1) /* a rank with one query or none, but not a broadcast, over which dbias would be summed */
+                a.bias.stride[1] = a.dbias.stride[1] = p.Skv;
+        } else if (w->bias_q > 1 && nt == 1) { /* any stride will do */
             a.bias.stride[1] = 0;
+        }
     }
-    const size_t q_bytes = (size_t)(p.B * q.T * p.H * p.D) * ra_dtype_size(p.dtype),
-                 k_bytes = (size_t)(p.B * k.T * p.G * p.D) * ra_dtype_size(p.dtype);
-    const uint64_t before = checksum(q.data, q_bytes) ^ checksum(k.data, k_bytes) ^ checksum(dlse, (size_t)(p.B * p.H * q.T) * 4);
+    const struct part inputs[4] = {q, k, v, dout};
+    const uint64_t before = inputs_checksum(w, &p, inputs, dlse, bias, bias_count, temperature);
     ra_plan *plan = NULL;
     ra_stats forward = {0}, backward = {0};
     ra_status s = ra_plan_create(comm, &p, &plan);
@@ -219,12 +299,16 @@ __attribute__((unused)) static ra_status whole_rank(ra_comm *comm, int r, void *
         ra_plan_query(plan, &info);
         a.stats = &forward;
         s = ra_attention_forward(plan, &a, NULL);
+        const uint64_t results = checksum(lse, (size_t)(p.B * p.H * q.T) * sizeof *lse) +
+                                 checksum(out.data, (size_t)(p.B * q.T * p.H * p.Dv) * ra_dtype_size(out_type));
         a.stats = &backward;
         if (s == RA_OK && w->p.backward)
             s = ra_attention_backward(plan, &a, NULL);
-        CHECK(before == (checksum(q.data, q_bytes) ^ checksum(k.data, k_bytes) ^ checksum(dlse, (size_t)(p.B * p.H * q.T) * 4)));
         CHECK(s != RA_OK || forward.bytes_sent == info.bytes_sent_forward);
         CHECK(s != RA_OK || !w->p.backward || backward.bytes_sent == info.bytes_sent_backward);
+        CHECK(results == checksum(lse, (size_t)(p.B * p.H * q.T) * sizeof *lse) +
+                             checksum(out.data, (size_t)(p.B * q.T * p.H * p.Dv) * ra_dtype_size(out_type)));
+        CHECK(before == inputs_checksum(w, &p, inputs, dlse, bias, bias_count, temperature)); /* case 33 */
         if (s == RA_OK && r == 0) {
             w->forward = forward;
             w->backward = backward;
@@ -248,8 +332,16 @@ __attribute__((unused)) static ra_status whole_rank(ra_comm *comm, int r, void *
         for (int64_t h = 0; h < p.B * p.H; h++)
             for (int64_t t = 0; t < q.T; t++)
                 w->lse[h * p.Sq + ra_shard_position(p.layout, p.Sq, w->P, r, t)] = lse[h * q.T + t];
+        for (int64_t h = 0; w->row_max && h < p.B * p.H; h++)
+            for (int64_t t = 0; t < q.T; t++)
+                w->row_max[h * p.Sq + ra_shard_position(p.layout, p.Sq, w->P, r, t)] = row_max[h * q.T + t];
+        if (w->dbias && w->p.backward)
+            gather_dbias(w, r, dbias, bias_rows);
+        if (w->dsinks && r == w->P - 1) /* the sum over all ranks is on each of them */
+            memcpy(w->dsinks, dsinks, (size_t)p.H * sizeof *dsinks);
     }
-    void *all[] = {q.data, k.data, v.data, dout.data, out.data, dq.data, dk.data, dv.data, lse, dlse, bias, q_ids, kv_ids};
+    void *all[] = {q.data, k.data, v.data, dout.data, out.data, dq.data,     dk.data, dv.data, lse,
+                   dlse,   bias,   q_ids,  kv_ids,    dbias,    temperature, row_max, dsinks};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
     return s;
@@ -267,7 +359,9 @@ __attribute__((unused)) static oracle_result whole_oracle(const struct whole *w)
                         .k = ra_tensor_bshd(w->k, p->dtype, p->Skv, p->G, p->D),
                         .v = ra_tensor_bshd(w->v, p->dtype, p->Skv, p->G, p->Dv),
                         .dout = ra_tensor_bshd(w->dout, p->dtype, p->Sq, p->H, p->Dv),
-                        .dlse = w->dlse};
+                        .dlse = w->dlse,
+                        .sinks = w->sinks,
+                        .temperature = w->temperature};
     if (w->bias)
         in.bias = ra_tensor_bias(w->bias, RA_F32, w->bias_b, w->bias_h, w->bias_q, p->Skv);
     oracle_result o = {0};
@@ -295,13 +389,25 @@ __attribute__((unused)) static double relative_error(const float *x, const doubl
 
 struct errors {
     double out, lse, dq, dk, dv;
+    double row_max, dbias, dsinks; /* 0 if not wanted */
 };
 
 __attribute__((unused)) static struct errors whole_errors(const struct whole *w, const oracle_result *o) {
     const ra_problem *p = &w->p;
-    return (struct errors){relative_error(w->out, o->out, q_numel(p, p->Dv), 0.1), relative_error(w->lse, o->lse, q_numel(p, 1), 1),
-                           relative_error(w->dq, o->dq, q_numel(p, p->D), 0.1), relative_error(w->dk, o->dk, kv_numel(p, p->D), 0.1),
-                           relative_error(w->dv, o->dv, kv_numel(p, p->Dv), 0.1)};
+    struct errors e = {.out = relative_error(w->out, o->out, q_numel(p, p->Dv), 0.1),
+                       .lse = relative_error(w->lse, o->lse, q_numel(p, 1), 1)};
+    if (p->backward) {
+        e.dq = relative_error(w->dq, o->dq, q_numel(p, p->D), 0.1);
+        e.dk = relative_error(w->dk, o->dk, kv_numel(p, p->D), 0.1);
+        e.dv = relative_error(w->dv, o->dv, kv_numel(p, p->Dv), 0.1);
+    }
+    if (w->row_max)
+        e.row_max = relative_error(w->row_max, o->row_max, q_numel(p, 1), 1);
+    if (w->dbias && p->backward)
+        e.dbias = relative_error(w->dbias, o->dbias, bias_numel(w), 0.1);
+    if (w->dsinks && p->backward)
+        e.dsinks = relative_error(w->dsinks, o->dsinks, p->H, 0.1);
+    return e;
 }
 
 /* The bound for a type: kernels that multiply bf16 pairs round the probabilities to bf16 (2^-9), the others compute in fp32 throughout. */
@@ -317,12 +423,13 @@ __attribute__((unused)) static bool whole_check(const struct whole *w, double bo
     oracle_result_free(&o);
     const ra_problem *p = &w->p;
     return CHECK_MSG(
-        e.out <= bound && e.lse <= bound && e.dq <= bound && e.dk <= bound && e.dv <= bound,
+        e.out <= bound && e.lse <= bound && e.dq <= bound && e.dk <= bound && e.dv <= bound && e.row_max <= bound && e.dbias <= bound &&
+            e.dsinks <= bound,
         "%s: P %d layout %d B %lld Sq %lld Skv %lld H %lld G %lld D %lld Dv %lld dtype %d causal %d block %lld align %d bias %d "
-        "segments %d bhsd %d: errors out %.2g lse %.2g dq %.2g dk %.2g dv %.2g, bound %.2g",
+        "segments %d bhsd %d: errors out %.2g lse %.2g dq %.2g dk %.2g dv %.2g row_max %.2g dbias %.2g dsinks %.2g, bound %.2g",
         name, w->P, (int)p->layout, (long long)p->B, (long long)p->Sq, (long long)p->Skv, (long long)p->H, (long long)p->G, (long long)p->D,
         (long long)p->Dv, (int)p->dtype, p->mask.causal, (long long)p->mask.causal_block, (int)p->mask.align, w->bias != NULL,
-        w->q_ids != NULL, w->bhsd, e.out, e.lse, e.dq, e.dk, e.dv, bound);
+        w->q_ids != NULL, w->bhsd, e.out, e.lse, e.dq, e.dk, e.dv, e.row_max, e.dbias, e.dsinks, bound);
 }
 
 #endif

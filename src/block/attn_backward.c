@@ -558,8 +558,7 @@ void ra__backward_part(struct ra__backward *w, const struct ra__kv_block *block,
         atomic_store_explicit(turn(&c, 0, i), 0, memory_order_relaxed);
     _Atomic int64_t next = 0;
     int64_t pairs = 0;
-    const int threads = dbias_is_shared(w) ? 1 : a->threads;
-#pragma omp parallel num_threads(threads) reduction(+ : pairs)
+#pragma omp parallel num_threads(dbias_is_shared(w) ? 1 : a->threads) reduction(+ : pairs)
     {
         const struct ra__poll *my_poll = poll.fn && ra__thread_index() == 0 ? &poll : NULL;
         for (int64_t i; (i = atomic_fetch_add(&next, 1)) < tasks;)

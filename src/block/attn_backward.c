@@ -99,6 +99,7 @@ struct call {
     struct ra__panels keys; /* of the block */
     int64_t k_tiles;
     int parts; /* every one of so many tiles of keys is computed */
+    int threads;
 };
 
 static struct call new_call(struct ra__backward *w) {
@@ -554,11 +555,12 @@ void ra__backward_part(struct ra__backward *w, const struct ra__kv_block *block,
     c.parts = parts;
     c.k_tiles = (c.keys.count + c.map.k_panels - 1) / c.map.k_panels;
     const int64_t tasks = a->B * a->G * c.k_tiles;
+    c.threads = dbias_is_shared(w) ? 1 : a->threads;
     for (int64_t i = 0; i < a->B * a->H * c.map.q_tiles; i++)
         atomic_store_explicit(turn(&c, 0, i), 0, memory_order_relaxed);
     _Atomic int64_t next = 0;
     int64_t pairs = 0;
-#pragma omp parallel num_threads(dbias_is_shared(w) ? 1 : a->threads) reduction(+ : pairs)
+#pragma omp parallel num_threads(c.threads) reduction(+ : pairs)
     {
         const struct ra__poll *my_poll = poll.fn && ra__thread_index() == 0 ? &poll : NULL;
         for (int64_t i; (i = atomic_fetch_add(&next, 1)) < tasks;)

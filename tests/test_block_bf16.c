@@ -84,6 +84,7 @@ static void check_gemm(int64_t k, int64_t panels, int64_t extra, bool accumulate
     memcpy(c, before, (size_t)(panels * rows * lanes) * sizeof *c);
     if (!accumulate && panels)
         c[0] = NAN;
+    K->prepare();
     K->gemm(a, stride, panels, b, k, c, accumulate);
     bool ok = true;
     for (int64_t i = 0; i < panels * rows; i++)
@@ -126,6 +127,7 @@ static void check_gemm_rows(int n, int64_t panels, int64_t extra, int64_t gap, b
         if (i % ldc < cols)
             c[i] = (float)(integers ? (int)(100 * normal()) : normal());
     memcpy(before, c, (size_t)size_c * sizeof *c);
+    K->prepare();
     K->gemm_rows(s, stride, panels, b, c, ldc, n);
     bool ok = true;
     for (int64_t i = 0; i < n; i++)

@@ -487,10 +487,13 @@ static int64_t tile_products(const struct call *c, const struct key_tile *kt, in
     const struct ra__tile q = query_tile_at(c, index);
     struct rows_seen seen[RA__MAX_KEY_PANELS];
     int64_t pairs = 0;
+    c->w->a->k->prepare();
     for (int64_t p = 0; p < kt->panels; p++)
         seen[p] = panel_products(c, kt, p, head, &q, sum_of(c, kt->b, index), !*flag(c, head, index), &pairs);
     wait_for_turn(turn(c, head, index), kt->index, poll);
     if (pairs > 0) {
+        if (poll) /* while it waited, too */
+            c->w->a->k->prepare();
         add_dq(c, kt, head, &q, seen);
         if (!kt->clean)
             add_dq_non_finite(c, kt, head, &q, seen);

@@ -262,6 +262,7 @@ static int64_t query_tile(const struct call *c, int64_t head, int64_t index, con
     const int64_t lanes = a->k->lanes, kv_head = head / a->H * a->G + head % a->H / (a->H / a->G);
     const struct query_tile t = begin_tile(c, head, index);
     int64_t visible = 0;
+    a->k->prepare();
     for (int64_t i = 0; i < c->k_tiles; i++) {
         if (!ra__mask_meets(&t.all, keys_in_short(c, kv_head, i)))
             continue;
@@ -270,8 +271,10 @@ static int64_t query_tile(const struct call *c, int64_t head, int64_t index, con
             const struct ra__stretch panel = panel_at(c, &t, p);
             visible += fold_panel(c, head, &keys, i, &panel, &t.sum[p], t.q + p * lanes * c->map.d, panel_state(c, &t, p));
         }
-        if (poll)
+        if (poll) {
             poll->fn(poll->arg);
+            a->k->prepare();
+        }
     }
     if (poll) /* also where there was nothing to compute */
         poll->fn(poll->arg);

@@ -38,6 +38,10 @@ struct ra__kernels {
     int rows;               /* height of the register tile of gemm */
     int row_tile, col_tile; /* register tile of gemm_rows: rows of C, columns of C (and width of its B panels) */
 
+    /* Readies the calling thread for the products below: before the first, and again after code from elsewhere may have run on it (AMX: the
+     * tiles' configuration, too slow for every call). */
+    void (*prepare)(void);
+
     /* C[panels][rows][lanes] = (or += when accumulate) A[panels] (left panels, a_stride words apart) * B [k][lanes], k >= 0 words. A is
      * read up to a whole k_step, where it must be finite. Each element is one chain of fused multiply-adds, k ascending (plain multiply and
      * add in the scalar set; with k_step > pair the order inside a step is the processor's). */

@@ -64,8 +64,12 @@ static inline void multiply(const float *a, int64_t lda, const float *b, int64_t
     _tile_dpbf16ps(3, 5, 7);
 }
 
-/* Tiles are configured by every call: whoever ran on this thread before may have left them otherwise. They are not released, which would
- * only save the operating system their storing. */
+/* Costs some 290 cycles, as much as 18 products of tiles. Tiles are never released, which would only save the operating system their
+ * storing. */
+static void prepare(void) {
+    _tile_loadconfig(&whole_tiles);
+}
+
 static void gemm(const float *a, int64_t a_stride, int64_t panels, const float *b, int64_t k, float *c, bool accumulate) {
     const int64_t whole = k / TILE * TILE, rest = k - whole;
     _Alignas(64) float last[TILE * NR]; /* the last words of B, filled up with zeros */
@@ -74,7 +78,6 @@ static void gemm(const float *a, int64_t a_stride, int64_t panels, const float *
         memset(last + rest * NR, 0, (size_t)((TILE - rest) * NR) * sizeof *b);
         publish(last);
     }
-    _tile_loadconfig(&whole_tiles);
     for (int64_t panel = 0; panel < panels; panel++, a += a_stride, c += MR * NR) {
         if (accumulate)
             load_block(c, NR);
@@ -100,7 +103,6 @@ static void gemm_rows(const float *s, int64_t s_stride, int64_t panels, const fl
         block = edge;
         ld = NC;
     }
-    _tile_loadconfig(&whole_tiles);
     load_block(block, ld);
     for (int64_t panel = 0; panel < panels; panel++, s += s_stride, b += NR / PAIR * NC)
         multiply(s, NR, b, NC);

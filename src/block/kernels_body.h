@@ -18,18 +18,22 @@
 #endif
 
 /* 2^x: x = n + f with n the nearest integer, |f| <= 1/2, 2^f by a degree-5 polynomial with constant term 1 whose coefficients were
- * fitted with all roundings: over every float at most 1.99 ulp with fused multiply-adds, 2.25 without; times 2^n. Exactly 0 below -126.5,
- * +inf from 127.5 on (the true value overflows at 128); NaN stays NaN. */
-static inline vec exp2_vec(vec x) {
-    const vec magic = vec_set1(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    x = vec_min(vec_set1(128.0f), vec_max(vec_set1(-127.0f), x));
+ * fitted with all roundings: over every float at most 1.99 ulp with fused multiply-adds, 2.25 without; times 2^n. Exactly 0 up to -126.5,
+ * +inf above 127.5 (the true value overflows at 128); NaN stays NaN. */
+static inline vec exp2_below(vec x) {                 /* x <= 127.5, or NaN */
+    const vec magic = vec_set1(12582912.0f + 127.0f); /* adding 1.5 * 2^23 rounds to an integer, 127 makes that the exponent of 2^n */
+    x = vec_max(vec_set1(-127.0f), x);
     vec t = vec_add(x, magic), f = vec_sub(x, vec_sub(t, magic));
     vec p = vec_fma(vec_set1(1.326580299e-3f), f, vec_set1(9.671470150e-3f));
     p = vec_fma(p, f, vec_set1(5.550752953e-2f));
     p = vec_fma(p, f, vec_set1(2.402224392e-1f));
     p = vec_fma(p, f, vec_set1(6.931469440e-1f));
     p = vec_fma(p, f, vec_set1(1.0f));
-    return vec_mul(p, vec_pow2(t));
+    return vec_mul(p, vec_exponent(t));
+}
+
+static inline vec exp2_vec(vec x) {
+    return exp2_below(vec_min(vec_set1(128.0f), x));
 }
 
 static void exp2_array(float *x, int64_t n) {
@@ -68,9 +72,20 @@ static __attribute__((noinline)) void apply_mask(float *s, const float *mask, fl
     }
 }
 
+/* 2^(a - b) where a <= b: what is subtracted is the largest of all. */
+static inline vec exp2_of_difference(vec a, vec b) {
+    return exp2_below(vec_sub(a, b));
+}
+
 /* s * scale - reference; fp32 sets have no scale left to apply. */
 static inline vec shifted(vec s, vec scale, vec reference) {
     return PAIR == 1 ? vec_sub(s, reference) : vec_fma(s, scale, vec_sub(vec_set1(0), reference));
+}
+
+/* 2^(s * scale - reference) where the reference is the largest s * scale. Rounded apart from that, the product of the bf16 sets can exceed
+ * it by more than 127 where scores are of the order of 2^31: +inf then. */
+static inline vec below_maximum(vec s, vec scale, vec reference) {
+    return PAIR == 1 ? exp2_of_difference(s, reference) : exp2_vec(shifted(s, scale, reference));
 }
 
 static bool softmax(float *s, int64_t n, const float *mask, int64_t clear, float scale, float *m, float *l, float *alpha) {
@@ -90,7 +105,7 @@ static bool softmax(float *s, int64_t n, const float *mask, int64_t clear, float
         vec old = vec_load(m + j * W);
         max[j] = vec_max(PAIR == 1 ? max[j] : vec_mul(max[j], factor), old);
         reference[j] = vec_finite_or_zero(max[j]); /* nothing seen yet: -inf - (-inf) must not happen */
-        decay[j] = exp2_vec(vec_sub(old, reference[j]));
+        decay[j] = exp2_of_difference(old, reference[j]);
         rescale |= vec_any_differs(old, max[j]);
         sum[j] = vec_set1(0); /* of this block alone: added one by one to a large l, small terms would be lost */
         vec_store(alpha + j * W, decay[j]);
@@ -100,17 +115,17 @@ static bool softmax(float *s, int64_t n, const float *mask, int64_t clear, float
     int64_t row = 0;
     for (; row + PAIR <= n; row += PAIR, s += PAIR * NR, p += NR)
         UNROLL for (int j = 0; j < NV; j++) {
-            vec low = exp2_vec(shifted(vec_load(s + j * W), factor, reference[j])), high = low;
+            vec low = below_maximum(vec_load(s + j * W), factor, reference[j]), high = low;
             sum[j] = vec_add(sum[j], low);
             if (PAIR == 2) {
-                high = exp2_vec(shifted(vec_load(s + NR + j * W), factor, reference[j]));
+                high = below_maximum(vec_load(s + NR + j * W), factor, reference[j]);
                 sum[j] = vec_add(sum[j], high);
             }
             vec_store(p + j * W, vec_join(low, high));
         }
     if (row < n)
         UNROLL for (int j = 0; j < NV; j++) {
-            vec low = exp2_vec(shifted(vec_load(s + j * W), factor, reference[j]));
+            vec low = below_maximum(vec_load(s + j * W), factor, reference[j]);
             sum[j] = vec_add(sum[j], low);
             vec_store(p + j * W, vec_join(low, vec_set1(0)));
         }
@@ -583,12 +598,12 @@ static double peak(double seconds) {
 
 #include "block/kernels_modifiers.h"
 
-#define RA__KERNEL_TABLE                                                                                                             \
-    {                                                                                                                                \
-        .isa = VEC_ISA, .pair = PAIR, .k_step = K_STEP, .lanes = NR, .rows = MR, .row_tile = ROW_TILE, .col_tile = NC, .gemm = gemm, \
-        .gemm_rows = gemm_rows, .softmax = softmax, .softmax_backward = softmax_backward, .dot_rows = dot_rows,                      \
-        .softmax_rows = softmax_rows, .add_rows = add_rows, .pack_lanes = pack_lanes, .pack_rows = pack_rows,                        \
-        .pack_transposed = pack_transposed, .pack_cols = pack_cols, .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes,        \
-        .load_rows = load_rows, .store_rows = store_rows, .all_finite = all_finite, .exp2 = exp2_array, .softcap = softcap,          \
-        .multiply = multiply_values, .drop = drop, .philox = philox, .peak = peak                                                    \
+#define RA__KERNEL_TABLE                                                                                                                   \
+    {                                                                                                                                      \
+        .isa = VEC_ISA, .pair = PAIR, .k_step = K_STEP, .lanes = NR, .rows = MR, .row_tile = ROW_TILE, .col_tile = NC, .prepare = prepare, \
+        .gemm = gemm, .gemm_rows = gemm_rows, .softmax = softmax, .softmax_backward = softmax_backward, .dot_rows = dot_rows,              \
+        .softmax_rows = softmax_rows, .add_rows = add_rows, .pack_lanes = pack_lanes, .pack_rows = pack_rows,                              \
+        .pack_transposed = pack_transposed, .pack_cols = pack_cols, .unpack_lanes = unpack_lanes, .scale_lanes = scale_lanes,              \
+        .load_rows = load_rows, .store_rows = store_rows, .all_finite = all_finite, .exp2 = exp2_array, .softcap = softcap,                \
+        .multiply = multiply_values, .drop = drop, .philox = philox, .peak = peak                                                          \
     }

@@ -3,6 +3,8 @@
 
 enum { K_STEP = PAIR };
 
+static void prepare(void) {}
+
 static void gemm(const float *a, int64_t a_stride, int64_t panels, const float *b, int64_t k, float *c, bool accumulate) {
     for (int64_t panel = 0; panel < panels; panel++, a += a_stride, c += MR * NR) {
         vec acc[MR][NV];

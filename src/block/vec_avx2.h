@@ -48,8 +48,8 @@ static inline vec vec_max(vec a, vec b) {
 static inline vec vec_min(vec a, vec b) {
     return _mm256_min_ps(a, b);
 }
-static inline vec vec_pow2(vec t) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(127)), 23));
+static inline vec vec_exponent(vec t) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23));
 }
 static inline vec vec_is_minus_inf(vec a) {
     return _mm256_cmp_ps(a, _mm256_set1_ps(-INFINITY), _CMP_EQ_OQ);

@@ -47,8 +47,8 @@ static inline vec vec_max(vec a, vec b) {
 static inline vec vec_min(vec a, vec b) {
     return _mm512_min_ps(a, b);
 }
-static inline vec vec_pow2(vec t) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_castps_si512(t), _mm512_set1_epi32(127)), 23));
+static inline vec vec_exponent(vec t) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23));
 }
 static inline __mmask16 vec_is_minus_inf(vec a) {
     return _mm512_cmp_ps_mask(a, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);

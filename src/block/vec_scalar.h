@@ -50,8 +50,8 @@ static inline vec vec_min(vec a, vec b) {
     return a < b ? a : b;
 }
 /* 2^(integer in the low bits of t, t = 1.5*2^23 + integer), -127 gives 0, 128 gives inf. */
-static inline vec vec_pow2(vec t) {
-    return ra__float((ra__bits(t) + 127u) << 23);
+static inline vec vec_exponent(vec t) {
+    return ra__float(ra__bits(t) << 23);
 }
 /* -inf where mask is -inf, else s + mask. */
 static inline vec vec_hide(vec s, vec mask) {

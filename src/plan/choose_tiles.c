@@ -1,5 +1,6 @@
 /* Tile sizes, by the caches of a core. The kernels stream over packed operands, so what must stay near is small:
  *   L1  one panel of queries and the probabilities of one key tile:  lanes * (D + k_tile) words
+ *       Products by tiles are so fast that reading and writing the output once per key tile counts: key tiles are longer then.
  *   L2  forward: a key tile and the query tile with its output:  (k_tile + q_tile) * (D + Dv) words
  *       backward: five packed key tiles (k twice, v, dk, dv), past which tiles of 96 queries stream
  * The user's chunk sizes replace all this. */
@@ -32,7 +33,8 @@ void ra__choose_tiles(struct ra__ring *ring, const ra_problem *p) {
     const int64_t word = sizeof(float), d = ra__words(a->k, a->D), dv = ra__words(a->k, a->Dv);
     const int64_t L1 = ra__cache_bytes(1), L2 = ra__cache_bytes(2);
 
-    const int64_t k_best = fitting(rows, 128, lanes * d * word, lanes * word, L1);
+    const int64_t most_forward = a->k->k_step > a->k->pair ? 256 : 128;
+    const int64_t k_best = fitting(rows, most_forward, lanes * d * word, lanes * word, L1);
     const int64_t q_best = fitting(lanes, 192, k_best * (d + dv) * word, (d + a->Dv) * word, L2);
     a->q_tile = ra__round_up(at_most(p->q_chunk ? p->q_chunk : q_best, Tq), lanes);
     a->k_tile = ra__round_up(at_most(p->k_chunk ? p->k_chunk : k_best < 64 ? 64 : k_best, Tkv), rows);

@@ -20,7 +20,6 @@ enum ra__pj_slot {
     RA__PJ_ERROR_MESSAGE = 1,               /* text; returns nothing */
     RA__PJ_ERROR_CODE = 2,                  /* number */
     RA__PJ_PLUGIN_INITIALIZE = 3,           /* header alone */
-    RA__PJ_PLUGIN_ATTRIBUTES = 4,           /* plugin_attributes */
     RA__PJ_EVENT_DESTROY = 5,               /* object */
     RA__PJ_EVENT_AWAIT = 8,                 /* object */
     RA__PJ_CLIENT_CREATE = 10,              /* client_create */
@@ -133,13 +132,7 @@ struct ra__pj_get_args {
     ra__pj_object *got; /* out */
 };
 
-struct ra__pj_plugin_attributes_args {
-    struct ra__pj_head head;
-    const struct ra__pj_value *values; /* out */
-    size_t count;                      /* out */
-};
-
-struct ra__pj_attributes_args { /* of a description: the other way round */
+struct ra__pj_attributes_args {
     struct ra__pj_head head;
     ra__pj_object *object;
     size_t count;                      /* out */

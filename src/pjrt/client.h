@@ -23,7 +23,8 @@ struct ra__pjrt_options {
     double timeout_s;              /* deadline of what a child process does; 0: 120 */
 };
 
-/* path: a file, or a name without a slash that the dynamic linker looks for. options: NULL for all zero.
+/* path: a file, or a name without a slash that the dynamic linker looks for. options: NULL for all zero. There is no deadline: whether a
+ * plugin can be opened at all is to be asked of ra_pjrt_list_create, which does it in another process.
  * Errors: ERR_UNSUPPORTED (no such file, no complete library for this machine, not a plugin, another version of the interface, no device;
  * the plugin's own refusals), ERR_INVALID, ERR_MEMORY, ERR_INTERNAL. */
 ra_status ra__pjrt_open(const char *path, const struct ra__pjrt_options *options, struct ra__pjrt **p);
@@ -36,7 +37,7 @@ const char *ra__pjrt_platform(const struct ra__pjrt *p); /* "cpu", "tpu", ... */
 /* Compiles `bytes` of StableHLO text for `replicas` devices. order[replicas]: the id of each replica's device, NULL: the first ones in the
  * plugin's order. A program that is in the cache is loaded instead. Otherwise, unless the device can be opened by one process only, a
  * child process compiles it: if that ends by a signal or takes too long, this is an error here and not the end of the caller.
- * Errors: ERR_INVALID (number of replicas, order, the text), ERR_UNSUPPORTED (the plugin refuses the program, or dies of it),
+ * Errors: ERR_INVALID (number of replicas, order, an empty text), ERR_UNSUPPORTED (the plugin refuses the program, or dies of it),
  * ERR_TIMEOUT, ERR_MEMORY, ERR_INTERNAL. */
 ra_status ra__pjrt_compile(struct ra__pjrt *p, const char *text, size_t bytes, int replicas, const int *order,
                            struct ra__pjrt_program **program);

@@ -108,13 +108,26 @@ bool ra__pjrt_output_of(const char *const *argv, double timeout_s, char *text, s
 
 /* ---- pjrt_child */
 
-/* Beside whatever holds this code, or where it was to be installed. */
-static bool find_child(char *path, size_t n) {
+/* The folder of the library, or of the program that holds it; a program started by a name alone knows no better than the kernel. */
+static bool own_folder(char *folder, size_t n) {
     Dl_info here;
-    if (dladdr((void *)&find_child, &here) && here.dli_fname) {
-        const char *slash = strrchr(here.dli_fname, '/');
-        int length = slash ? (int)(slash - here.dli_fname) : 1;
-        int written = snprintf(path, n, "%.*s/ringattention/pjrt_child", length, slash ? here.dli_fname : ".");
+    if (dladdr((void *)&own_folder, &here) && here.dli_fname && strchr(here.dli_fname, '/')) {
+        ra__pjrt_copy_text(folder, n, here.dli_fname, strlen(here.dli_fname));
+    } else {
+        ssize_t length = readlink("/proc/self/exe", folder, n - 1);
+        folder[length > 0 ? length : 0] = 0;
+    }
+    char *slash = strrchr(folder, '/');
+    if (slash)
+        *slash = 0;
+    return slash != NULL;
+}
+
+/* In ringattention/ beside the code, or where it was to be installed. */
+static bool find_child(char *path, size_t n) {
+    char folder[PATH_MAX];
+    if (own_folder(folder, sizeof folder)) {
+        int written = snprintf(path, n, "%s/ringattention/pjrt_child", folder);
         if (written > 0 && (size_t)written < n && access(path, X_OK) == 0)
             return true;
     }

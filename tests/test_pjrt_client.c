@@ -3,6 +3,7 @@
 #define _GNU_SOURCE /* mkdtemp, symlink, RTLD_NOLOAD */
 #include <dlfcn.h>
 #include <math.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -187,6 +188,26 @@ static void plugins_that_die_while_compiling(void) {
     ra__pjrt_close(p);
     ra__pjrt_close(q);
     ra__pjrt_close(r);
+}
+
+/* A caller that ignores SIGCHLD never learns how a child ended. */
+static void children_that_nobody_waits_for(void) {
+    struct ra__pjrt_program *program = NULL;
+    struct ra__pjrt *p = opened("fake_abort.so");
+    void (*before)(int) = signal(SIGCHLD, SIG_IGN);
+    if (!p)
+        return;
+    CHECK_STATUS(compile(p, "text", 2, NULL, &program), RA_ERR_UNSUPPORTED);
+    says("fake_abort.so: compile: the plugin ended its process: F0000");
+    ra__pjrt_close(p);
+    ra_pjrt_list *list = NULL;
+    setenv("RA_PJRT_PLUGIN", fake_named("fake_good.so"), 1);
+    CHECK_OK(ra_pjrt_list_create(&(ra_pjrt_list_options){.folders = (const char *[]){folder}, .folder_count = 1}, &list));
+    const ra_pjrt_plugin *good = ra_pjrt_list_get(list, 0);
+    CHECK(good && good->status == RA_OK && good->device_count == 2);
+    ra_pjrt_list_destroy(list);
+    unsetenv("RA_PJRT_PLUGIN");
+    signal(SIGCHLD, before);
 }
 
 /* ---- runs */
@@ -479,6 +500,7 @@ int main(void) {
     RUN(devices);
     RUN(what_is_refused_before_the_plugin_sees_it);
     RUN(plugins_that_die_while_compiling);
+    RUN(children_that_nobody_waits_for);
     RUN(runs);
     RUN(arrays_that_do_not_fit);
     RUN(memory_that_runs_out);

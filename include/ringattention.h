@@ -462,6 +462,52 @@ RA_API double ra_measure_peak(int threads, double seconds);
  * taken from malloc for the call, that fit into about `seconds`. 0 if it could not be measured. */
 RA_API double ra_measure_bandwidth(int threads, double seconds);
 
+/* ---- accelerators: PJRT plugins ---------------------------------------------------------------------------------------------------- */
+
+/* A device that a plugin offers. */
+typedef struct ra_pjrt_device {
+    int id;
+    int coord_count; /* place in the network of a TPU: coords[0 .. coord_count-1]; 0: none is given */
+    int coords[3];
+    char kind[64];        /* e.g. "cpu", "TPU v5 lite" */
+    int64_t memory_bytes; /* -1: not given */
+    int64_t memory_used;  /* -1: not given */
+} ra_pjrt_device;
+
+/* A plugin that was found, and what came of it. */
+typedef struct ra_pjrt_plugin {
+    const char *path;     /* as found, absolute unless the variable says otherwise */
+    const char *found_by; /* "RA_PJRT_PLUGIN", "dynamic linker", or the folder of packages */
+    ra_status
+        status; /* RA_OK: it has devices that can be used. ERR_TIMEOUT: it gave no answer; ERR_UNSUPPORTED: it cannot be used or died */
+    const char *why; /* "" for RA_OK */
+    int api_major;   /* version of the interface; -1, -1 if it was not learnt */
+    int api_minor;
+    const char *platform;         /* "cpu", "cuda", "tpu"; "" if it was not learnt */
+    const char *platform_version; /* likewise; may have several lines */
+    int device_count;             /* of this process */
+    const ra_pjrt_device *devices;
+} ra_pjrt_plugin;
+
+typedef struct ra_pjrt_list ra_pjrt_list;
+
+typedef struct ra_pjrt_list_options {
+    const char *const *folders; /* folders of Python packages to look into; NULL: those of the python3 on PATH */
+    int folder_count;
+    double timeout_s;              /* deadline of each plugin, in seconds; 0: 30 */
+    const ra_allocator *allocator; /* NULL: malloc. Copied; its user pointer must outlive the list */
+} ra_pjrt_list_options;
+
+/* Looks for PJRT plugins, in this order: the environment variable RA_PJRT_PLUGIN (a path, or a name for the dynamic linker), libtpu.so as
+ * the dynamic linker finds it, and in folders of Python packages libtpu/, jax_plugins/, xla_plugins/ and packages that hold a
+ * pjrt_c_api*.so. Each one found is loaded in a process of its own, so that one that is broken, aborts or hangs costs no more than its
+ * deadline; it stays in the list with the reason why it cannot be used. options: NULL for all zero. Not collective. Errors: ERR_INVALID,
+ * ERR_MEMORY. That nothing was found is none. */
+RA_API ra_status ra_pjrt_list_create(const ra_pjrt_list_options *options, ra_pjrt_list **list);
+RA_API void ra_pjrt_list_destroy(ra_pjrt_list *list); /* NULL is allowed */
+RA_API int ra_pjrt_list_size(const ra_pjrt_list *list);
+RA_API const ra_pjrt_plugin *ra_pjrt_list_get(const ra_pjrt_list *list, int i); /* lives as long as the list; NULL outside of it */
+
 #ifdef __cplusplus
 }
 #endif

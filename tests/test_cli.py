@@ -419,6 +419,33 @@ class Report(Case):
             self.assertIn(key, x)
         self.assertIn("isa: ", self.ringattn("info").stdout)
 
+    def test_info_names_plugins(self):
+        """A plugin of fake_pjrt.c: what it does is in its file's name."""
+        def info(name):
+            path = os.path.join(self.dir, name)
+            shutil.copy(os.environ["RA_FAKE_PJRT"], path)
+            env = {**os.environ, "RA_PJRT_PLUGIN": path}
+            plugin = json.loads(self.ringattn("info", "--json", env=env).stdout)["pjrt"][0]
+            self.assertEqual((plugin["path"], plugin["found_by"]), (path, "RA_PJRT_PLUGIN"))
+            line = [x for x in self.ringattn("info", env=env).stdout.split("\n") if x.startswith(f"pjrt: {path}")]
+            self.assertEqual(len(line), 1)
+            return plugin, line[0]
+
+        plugin, line = info("fake_good.so")
+        self.assertTrue(plugin["usable"])
+        self.assertEqual((plugin["why"], plugin["api"], plugin["platform"]), ("", "0.77", "fake"))
+        self.assertEqual([d["id"] for d in plugin["devices"]], [7, 300])
+        self.assertEqual((plugin["devices"][0]["coords"], plugin["devices"][0]["memory_bytes"]), ([1, 2, 3], 16 << 30))
+        self.assertIn("PJRT 0.77, fake, 2 devices (imagined", line)
+        self.assertIn("16.0 GiB each", line)
+        for name, status, why in (("fake_major.so", "ERR_UNSUPPORTED", "it speaks PJRT 1.77"),
+                                  ("fake_empty.so", "ERR_UNSUPPORTED", "it has no devices")):
+            with self.subTest(name):
+                plugin, line = info(name)
+                self.assertEqual((plugin["usable"], plugin["status"], plugin["devices"]), (False, status, []))
+                self.assertIn(why, plugin["why"])
+                self.assertIn(f"cannot be used: {name}", line)
+
     def test_bench(self):
         x = json.loads(self.ringattn("bench", "d64-causal", "--S", 128, "--repeat", 3, "--json", "--ring", 2).stdout)["results"]
         self.assertEqual(len(x), 1)

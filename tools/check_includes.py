@@ -17,6 +17,8 @@ ALLOWED = {
     "block": {"base"},
     "ring": {"block", "link", "base"},
     "plan": {"ring", "block", "link", "base"},
+    "pjrt": {"plan", "base"},  # and schedules, see EXCEPTIONS
+    "pjrt_child": {"pjrt"},  # a program
     "api": {"plan", "ring", "block", "link", "base"},  # src/api*.c, the front door
     "ffn": {"block", "base"},  # the other files directly in src/
     "cli": set(),
@@ -25,8 +27,10 @@ ALLOWED = {
 EXCEPTIONS = {
     # The reference shares no code with the library, but which probabilities are dropped is a definition, not code to be checked.
     "cli": {"block/dropout.h"},
+    # A program for a device walks the same schedule as the other engines.
+    "pjrt": {"ring/schedule.h"},
 }
-LIBRARY = {"base", "link", "block", "ring", "plan", "api", "ffn"}
+LIBRARY = {"base", "link", "block", "ring", "plan", "pjrt", "api", "ffn"}
 
 
 def room_of(path):
@@ -53,6 +57,8 @@ def without_comments(text):
 PLACES = [
     ("mpi.h", r"#\s*include\s*[<\"]mpi\.h", lambda p, room: p in ("src/link/mpi.c", "include/ringattention_mpi.h")),
     ("immintrin.h", r"#\s*include\s*<\w*intrin\.h>", lambda p, room: isa_file(ROOT / p)),
+    ("dlfcn.h", r"#\s*include\s*<dlfcn\.h>", lambda p, room: p in ("src/link/launched.c", "src/pjrt/plugin.c", "src/pjrt/process.c")),
+    ("a new process", r"\b(v?fork|system|popen|posix_spawnp?|exec[lv]p?e?)\s*\(", lambda p, room: p == "src/pjrt/process.c" or room == "cli"),
     ("getenv", r"\b(secure_)?getenv\s*\(", lambda p, room: room == "base"),
     ("an OpenMP pragma", r"#\s*pragma\s+omp|_Pragma\s*\(\s*\"omp",
      lambda p, room: room in ("ring", "ffn") or re.match(r"src/block/(attn|block|ffn|peak)\w*\.c$", p)),

@@ -56,6 +56,9 @@ if [ -e "$build/ringattn" ]; then
     step "program"
     "$prefix/bin/ringattn" --version
     "$prefix/bin/ringattn" info >info.txt
+    if [ -e "$build/libfake_pjrt.so" ]; then # finds the program that loads plugins on trial
+        RA_PJRT_PLUGIN=$build/libfake_pjrt.so "$prefix/bin/ringattn" info | grep -q 'libfake_pjrt.so: PJRT 0.77, fake, 2 devices'
+    fi
     if [ -e "$here/man/ringattn.1" ]; then test -s "$prefix/share/man/man1/ringattn.1"; fi
 fi
 step "installation is in order"

@@ -26,7 +26,7 @@ configure_and_build() { # folder, cmake arguments
 
 tools/venv.sh "$build" || echo "test_all: no Python environment; tests that need it will be skipped"
 
-quick='test_(block|attn|ring|api|link|ffn|safetensors|cli|cases)'
+quick='test_(block|attn|ring|api|link|ffn|safetensors|cli|cases|pjrt_client)'
 configure_and_build "$build" -DRA_TEST_MORE="clang;asan;tsan;bare"
 configure_and_build "$build/clang" -DRA_TEST_PREFIX=clang. -DCMAKE_C_COMPILER=clang -DRA_FUZZ=ON -DRA_TEST_ONLY="$quick|fuzz"
 configure_and_build "$build/asan" -DRA_TEST_PREFIX=asan. -DRA_SANITIZE=address -DCMAKE_BUILD_TYPE=RelWithDebInfo

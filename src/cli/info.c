@@ -10,6 +10,7 @@
 
 #include "commands.h"
 #include "matrix.h"
+#include "plugins.h"
 #include "report.h"
 
 /* The text after the colon of the first line of a /proc file that begins with key. */
@@ -69,6 +70,8 @@ static void print_lines(json_t *object) {
     json_object_foreach(object, key, value) {
         if (json_is_integer(value))
             printf("%s: %" JSON_INTEGER_FORMAT "\n", key, json_integer_value(value));
+        else if (json_is_array(value))
+            plugins_print(value);
         else
             printf("%s: %s\n", key, json_string_value(value));
     }
@@ -89,8 +92,11 @@ int command_info(const options *o) {
         json_object_set_new(object, "matrix", matrix_json());
     if (!object)
         fail_memory(&f, 0, "the report");
-    else if (add_features(object, &f) == 0)
+    else if (add_features(object, &f) == 0) {
         add_machine(object);
+        if (!o->matrix) /* they have nothing to do with it, and may take their time */
+            json_object_set_new(object, "pjrt", plugins_json(&f));
+    }
     if (!f.status && o->json)
         report_json(object, &f);
     else if (!f.status)

@@ -342,7 +342,7 @@ static ra_status check(const struct ra__pjrt_program *p) {
 
 static void emit_main(struct ra__hlo *h, const struct ra__pjrt_program *p) {
     struct ra__pjrt_emitter e = {.h = h, .p = p};
-    struct ra__pjrt_array array[RA__PJRT_ARRAYS];
+    struct ra__pjrt_array array[RA__PJRT_ARRAYS] = {{0}};
     struct ra__hlo_type types[RA__PJRT_ARRAYS];
     value parameter[RA__PJRT_OPERANDS], result[RA__PJRT_ARRAYS];
     const int results = ra__pjrt_outputs(p, array);

@@ -248,13 +248,14 @@ static ra_status pjrt_pass(const struct pjrt_whole *x, bool backward, pjrt_run_f
     return s;
 }
 
-/* Both passes of a problem; whole_check then compares. */
-__attribute__((unused)) static ra_status pjrt_whole_run(struct whole *w, pjrt_run_fn *run, void *user) {
+/* Both passes of a problem; whole_check then compares. unrolled: longer rings are a loop; 0: as usual. */
+__attribute__((unused)) static ra_status pjrt_whole_run(struct whole *w, int unrolled, pjrt_run_fn *run, void *user) {
     struct pjrt_whole x;
     ra_status s = ra__pjrt_unsupported(&w->p, w->P);
     if (s != RA_OK)
         return s;
     s = pjrt_whole_make(&x, w);
+    x.program.unrolled = unrolled ? unrolled : x.program.unrolled;
     if (s == RA_OK)
         s = pjrt_pass(&x, false, run, user);
     if (s == RA_OK && w->p.backward)

@@ -162,7 +162,7 @@ static void compute(struct ra__pjrt_emitter *e, value behind, int fixed, const v
 
 /* A ring as a loop: its steps are all of equal length and there are too many to be written out. */
 static bool is_loop(const struct ra__pjrt_program *p) {
-    return p->steps > RA__PJRT_UNROLLED && p->step[p->steps - 1] == p->steps - 1;
+    return p->steps > p->unrolled && p->step[p->steps - 1] == p->steps - 1;
 }
 
 static void copy(value *to, const value *from, int n) {

@@ -18,12 +18,12 @@
 enum { RA__PJRT_SPANS = 16 };    /* most intervals of keys that a query may see */
 enum { RA__PJRT_DEVICES = 512 }; /* longest ring */
 enum { RA__PJRT_ARRAYS = 16 };   /* at least the most inputs, or outputs, of a program */
-/* Rings of more steps are a loop instead of one copy of the step after the other; docs/engines.md has the figures. */
-enum { RA__PJRT_UNROLLED = 16 };
+enum { RA__PJRT_UNROLLED = 16 }; /* usual `unrolled`; docs/engines.md has the figures */
 
 struct ra__pjrt_program {
     int P, steps;
     int step[RA__PJRT_DEVICES]; /* [steps]: ring steps in which any device computes, ascending from 0 (ra__pjrt_steps) */
+    int unrolled;               /* a ring of more steps, all of them, is a loop instead of one copy of the step after the other */
     bool backward;
     int64_t B, G, R; /* R = H / G query heads share a key/value head */
     int64_t Tq, Tkv; /* of every device, multiples of bq and bk */

@@ -77,6 +77,7 @@ void ra__pjrt_describe(const ra_problem *p, int P, struct ra__pjrt_program *prog
     *program = (struct ra__pjrt_program){
         .P = P,
         .steps = P,
+        .unrolled = RA__PJRT_UNROLLED,
         .backward = p->backward != 0,
         .B = p->B,
         .G = p->G,

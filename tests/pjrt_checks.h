@@ -24,6 +24,8 @@ static void pjrt_draw(struct pjrt_trial *x, int trial, int P) {
     const bool sinks = below(2), temperature = below(2);
     whole_extras(w, (sinks ? SINKS | DSINKS : 0u) | (temperature ? TEMPERATURE : 0u) | ROW_MAX);
     w->p.softcap = below(3) ? 0 : 2;
+    w->p.dropout = below(3) ? 0 : 0.25 * (double)(1 + below(4));
+    w->p.seed = (uint64_t)below(1 << 20) * 0x100000001u + 77;
     if (below(2)) {
         for (int64_t h = 0; h < w->p.H; h++)
             x->slopes[h] = (float)(0.1 * uniform());

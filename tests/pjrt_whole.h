@@ -24,7 +24,7 @@ struct pjrt_whole {
     struct whole *w;
     struct ra__pjrt_program program; /* of the forward; bias_axis, row_max set as the whole wants */
     /* Per device: */
-    int32_t *spans[RA__PJRT_DEVICES], *aligned[RA__PJRT_DEVICES], *index[RA__PJRT_DEVICES];
+    int32_t *spans[RA__PJRT_DEVICES], *aligned[RA__PJRT_DEVICES], *index[RA__PJRT_DEVICES], *position[RA__PJRT_DEVICES];
 };
 
 /* ---- what comes from the plan ---- */
@@ -51,7 +51,8 @@ static void pjrt_take_plan(struct pjrt_whole *x, const ra_plan *plan) {
         x->spans[r] = malloc((size_t)(2 * x->program.spans * x->program.Tq) * sizeof(int32_t));
         x->aligned[r] = malloc((size_t)x->program.Tq * sizeof(int32_t));
         x->index[r] = malloc((size_t)((1 + p->B) * x->program.Tkv) * sizeof(int32_t));
-        ra__pjrt_fill_queries(&x->program, &plan->rule, &q, room, x->spans[r], x->aligned[r]);
+        x->position[r] = malloc((size_t)x->program.Tq * sizeof(int32_t));
+        ra__pjrt_fill_queries(&x->program, &plan->rule, &q, room, x->spans[r], x->aligned[r], x->position[r]);
         ra__pjrt_fill_keys(&x->program, &kv, ids, x->index[r]);
         free(ids);
         ra__schedule_free(&schedule[r]);
@@ -88,6 +89,7 @@ static void pjrt_whole_free(struct pjrt_whole *x) {
     for (int r = 0; r < x->w->P; r++) {
         free(x->spans[r]);
         free(x->aligned[r]);
+        free(x->position[r]);
         free(x->index[r]);
     }
 }
@@ -138,11 +140,13 @@ static void pjrt_fill(const struct pjrt_whole *x, int r, const struct ra__pjrt_a
     const ra_problem *p = &w->p;
     const int64_t Tq = x->program.Tq, Tkv = x->program.Tkv;
     const size_t size = ra_dtype_size(p->dtype), all = (size_t)ra__hlo_elements(array->type) * ra__hlo_element_bytes(array->type.element);
+    const uint32_t seed[] = {(uint32_t)p->seed, (uint32_t)(p->seed >> 32)};
     const struct {
         const char *name;
         const void *from;
-    } copies[] = {{"q_spans", x->spans[r]},     {"q_aligned", x->aligned[r]},      {"k_index", x->index[r]},
-                  {"kv_lens", p->mask.kv_lens}, {"alibi_slopes", p->alibi_slopes}, {"sinks", w->sinks}};
+    } copies[] = {
+        {"q_spans", x->spans[r]},          {"q_aligned", x->aligned[r]}, {"k_index", x->index[r]},       {"kv_lens", p->mask.kv_lens},
+        {"alibi_slopes", p->alibi_slopes}, {"sinks", w->sinks},          {"q_position", x->position[r]}, {"seed", seed}};
     for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
         if (strcmp(array->name, copies[i].name) == 0) {
             memcpy(data, copies[i].from, all);

@@ -61,6 +61,8 @@ static struct ra__pjrt_array operand(const struct ra__pjrt_program *p, int which
         [RA__PJRT_Q_ALIGNED] = {p->alibi, {"q_aligned", ra__hlo_vector(RA__HLO_S32, p->Tq)}},
         [RA__PJRT_TEMPERATURE] = {p->temperature, {"temperature", ra__hlo_vector(RA__HLO_F32, p->Tq)}},
         [RA__PJRT_BIAS] = {p->bias, {"bias", bias_type(p)}},
+        [RA__PJRT_Q_POSITION] = {p->dropout > 0, {"q_position", ra__hlo_vector(RA__HLO_S32, p->Tq)}},
+        [RA__PJRT_SEED] = {p->dropout > 0, {"seed", ra__hlo_vector(RA__HLO_U32, 2)}},
         [RA__PJRT_SINKS] = {p->sinks, {"sinks", heads}},
         [RA__PJRT_OUT] = {p->backward, {"out", ra__pjrt_query_type(p, p->Dv)}},
         [RA__PJRT_LSE] = {p->backward, {"lse", ra__pjrt_rows_type(p)}},
@@ -205,6 +207,8 @@ static void finish_forward(struct ra__pjrt_emitter *e, const value *state, value
     const struct ra__hlo_type type = state[M].type;
     const value zero = ra__hlo_float(h, type, 0), least = ra__hlo_float(h, type, -INFINITY);
     value m = state[M], l = state[L], acc = state[ACC];
+    if (e->p->dropout > 0)
+        acc = ra__hlo_binary(h, "multiply", acc, ra__hlo_float(h, acc.type, ra__pjrt_kept_scale(e->p)));
     if (e->p->sinks) {
         const value sink = ra__hlo_broadcast(h, e->in[RA__PJRT_SINKS], heads, type);
         m = ra__hlo_binary(h, "maximum", m, sink);
@@ -325,9 +329,10 @@ static ra_status check(const struct ra__pjrt_program *p) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i] < 1)
             return ra__fail(RA_ERR_INVALID, "StableHLO: a size of %lld: all must be positive", (long long)sizes[i]);
-    if (p->Tq % p->bq || p->Tkv % p->bk || p->spans > RA__PJRT_SPANS || isnan(p->scale))
-        return ra__fail(RA_ERR_INVALID, "StableHLO: %lld queries in tiles of %lld, %lld keys in tiles of %lld, %d spans, scale %g",
-                        (long long)p->Tq, (long long)p->bq, (long long)p->Tkv, (long long)p->bk, p->spans, p->scale);
+    if (p->Tq % p->bq || p->Tkv % p->bk || p->spans > RA__PJRT_SPANS || isnan(p->scale) || !(p->dropout >= 0 && p->dropout <= 1))
+        return ra__fail(RA_ERR_INVALID,
+                        "StableHLO: %lld queries in tiles of %lld, %lld keys in tiles of %lld, %d spans, scale %g, dropout %g",
+                        (long long)p->Tq, (long long)p->bq, (long long)p->Tkv, (long long)p->bk, p->spans, p->scale, p->dropout);
     if (p->Tq > INT32_MAX / p->P - p->bq || p->Tkv > INT32_MAX / p->P - p->bk)
         return ra__fail(RA_ERR_OVERFLOW, "StableHLO: %lld queries and %lld keys on each of %d devices: indices have 32 bits",
                         (long long)p->Tq, (long long)p->Tkv, p->P);

@@ -33,6 +33,7 @@ struct ra__pjrt_program {
     ra_dtype dout_dtype; /* of dout */
     double scale;        /* a number */
     double softcap;      /* 0: none */
+    double dropout;      /* 0: none. Its seed is an input */
     int spans;           /* 1..RA__PJRT_SPANS */
     bool segments, kv_lens, alibi, temperature, sinks;
     bool row_max; /* forward: wanted */
@@ -63,9 +64,10 @@ void ra__pjrt_steps(struct ra__pjrt_program *program, const struct ra__schedule 
 int64_t ra__pjrt_most_spans(const struct ra__mask_rule *rule, struct ra__span *room);
 
 /* A rank's queries and keys as the program wants them: spans [2 spans,Tq] (row 2n: where the n-th span of each query begins, row 2n + 1:
- * where it ends), aligned [Tq] (ALiBi's origin; NULL: not wanted). room: rule->most spans. */
+ * where it ends), aligned [Tq] (ALiBi's origin; NULL: not wanted), position [Tq] (with dropout; NULL: not wanted). room: rule->most
+ * spans. */
 void ra__pjrt_fill_queries(const struct ra__pjrt_program *program, const struct ra__mask_rule *rule, const struct ra__shard *q,
-                           struct ra__span *room, int32_t *spans, int32_t *aligned);
+                           struct ra__span *room, int32_t *spans, int32_t *aligned, int32_t *position);
 /* index [1 + B,Tkv] with segments, [1,Tkv] without: the keys' positions, and each batch element's ids. segment: [B,kv->T], or NULL. */
 void ra__pjrt_fill_keys(const struct ra__pjrt_program *program, const struct ra__shard *kv, const int32_t *segment, int32_t *index);
 
@@ -80,6 +82,7 @@ void ra__pjrt_fill_keys(const struct ra__pjrt_program *program, const struct ra_
  *   alibi_slopes [G,R] f32  q_aligned [Tq] s32      with alibi
  *   temperature [Tq] f32        with temperature
  *   bias [B|1,G|1,R|1,Tq|1,P Tkv|1] f32             with bias: keys rank after rank, each filled up to Tkv
+ *   q_position [Tq] s32  seed [2] u32 (low, high)   with dropout
  *   sinks [G,R] f32             with sinks
  * and of the backward
  *   out [B,G,R,Tq,Dv] f32  lse [B,G,R,Tq] f32  dout [B,G,R,Tq,Dv]  dlse [B,G,R,Tq] f32 with dlse

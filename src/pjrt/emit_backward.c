@@ -1,6 +1,8 @@
 /* One ring step of the backward: this device's queries against the keys and values at hand, tile by tile (arXiv 2205.14135, algorithm 4).
  *
- *   p = exp(s - lse)   dv += p^T dout   ds = p (dout v^T - delta)   dz = ds scale temperature (1 - tanh^2)   dq += dz k   dk += dz^T q */
+ *   p = exp(s - lse)   dv += p^T dout   ds = p (dout v^T - delta)   dz = ds scale temperature (1 - tanh^2)   dq += dz k   dk += dz^T q
+ *
+ * With dropout, the p of dv and dout v^T have its zeros and its 1 / (1 - dropout). */
 #include "pjrt/emit_block.h"
 
 typedef struct ra__hlo_value value;
@@ -30,7 +32,13 @@ static void backward_tile(struct backward *b, const struct ra__pjrt_queries *q, 
 
     const value shifted = ra__hlo_binary(h, "subtract", scores.s, ra__pjrt_over_scores(e, lse, rows));
     const value p = ra__hlo_select(h, scores.visible, ra__hlo_unary(h, "exponential", shifted), zero);
-    const value dp = ra__hlo_dot(h, dout, k->v, 2, 1, width_dout, width_v);
+    value dp = ra__hlo_dot(h, dout, k->v, 2, 1, width_dout, width_v), counted = p, reached = scores.visible;
+    if (e->p->dropout > 0) {
+        const value kept = ra__pjrt_kept(e, q, k), weight = ra__hlo_float(h, p.type, ra__pjrt_kept_scale(e->p));
+        dp = ra__hlo_select(h, kept, ra__hlo_binary(h, "multiply", dp, weight), zero);
+        counted = ra__hlo_select(h, kept, ra__hlo_binary(h, "multiply", p, weight), zero);
+        reached = ra__hlo_binary(h, "and", reached, kept);
+    }
     const value ds = ra__hlo_binary(h, "multiply", p, ra__hlo_binary(h, "subtract", dp, ra__pjrt_over_scores(e, delta, rows)));
     value dz = ra__hlo_binary(h, "multiply", ds, scale);
     if (scores.factor.id)
@@ -39,7 +47,7 @@ static void backward_tile(struct backward *b, const struct ra__pjrt_queries *q, 
 
     next[DQ] = ra__hlo_binary(h, "add", state[DQ], ra__pjrt_product(h, dz, scores.visible, k->k, 1, keys, key_rows, true));
     next[DK] = ra__hlo_binary(h, "add", state[DK], ra__pjrt_product(h, dz, scores.visible, q->q, 2, queries, queries, true));
-    next[DV] = ra__hlo_binary(h, "add", state[DV], ra__pjrt_product(h, p, scores.visible, dout, 2, queries, queries, false));
+    next[DV] = ra__hlo_binary(h, "add", state[DV], ra__pjrt_product(h, counted, reached, dout, 2, queries, queries, false));
 }
 
 /* All queries for one tile of keys. state: dq of all queries, dk and dv of the tile. */

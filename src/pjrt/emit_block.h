@@ -17,6 +17,8 @@ enum ra__pjrt_operand {
     RA__PJRT_Q_ALIGNED,
     RA__PJRT_TEMPERATURE,
     RA__PJRT_BIAS,
+    RA__PJRT_Q_POSITION,
+    RA__PJRT_SEED,
     RA__PJRT_STEP_OPERANDS, /* so far: a ring step of either pass has these */
     RA__PJRT_SINKS = RA__PJRT_STEP_OPERANDS,
     RA__PJRT_OUT,
@@ -72,6 +74,10 @@ struct ra__hlo_value ra__pjrt_near(struct ra__pjrt_emitter *e, const struct ra__
 /* The logits, and which of them are visible. Hidden ones are any number, NaN included. */
 struct ra__pjrt_scores ra__pjrt_score(struct ra__pjrt_emitter *e, const struct ra__pjrt_queries *q, const struct ra__pjrt_keys *k,
                                       bool backward);
+
+/* With dropout: which probabilities of the tile are kept. Not to be asked without. */
+double ra__pjrt_kept_scale(const struct ra__pjrt_program *p); /* what kept ones are multiplied with */
+struct ra__hlo_value ra__pjrt_kept(struct ra__pjrt_emitter *e, const struct ra__pjrt_queries *q, const struct ra__pjrt_keys *k);
 
 /* x summed with rows over axis_x of x and axis_rows of rows (batch, head in front), where x is 0 at what is hidden. Rows that are hidden
  * from all change nothing, not even by NaN or infinity; those that x sees reach it as they would one by one. signless: x may be negative,

@@ -41,7 +41,13 @@ static void forward_tile(struct ra__pjrt_emitter *e, const struct ra__pjrt_queri
     const value p = ra__hlo_unary(h, "exponential", ra__hlo_binary(h, "subtract", s, ra__pjrt_over_scores(e, shift, rows)));
     const value factor = ra__hlo_unary(h, "exponential", ra__hlo_binary(h, "subtract", state[M], shift));
     next[L] = rescaled(h, state[L], factor, ra__hlo_reduce(h, "add", p, 1, keys));
-    next[ACC] = rescaled(h, state[ACC], factor, ra__pjrt_product(h, p, scores.visible, k->v, 1, keys, values, false));
+    value counted = p, reached = scores.visible;
+    if (e->p->dropout > 0) { /* l has all of them; finish_forward divides by 1 - dropout */
+        const value kept = ra__pjrt_kept(e, q, k);
+        reached = ra__hlo_binary(h, "and", reached, kept);
+        counted = ra__hlo_select(h, kept, p, ra__hlo_float(h, p.type, 0));
+    }
+    next[ACC] = rescaled(h, state[ACC], factor, ra__pjrt_product(h, counted, reached, k->v, 1, keys, values, false));
 }
 
 /* All keys of the block for one tile of queries. */

@@ -45,8 +45,9 @@ ra_status ra__pjrt_unsupported(const ra_problem *p, int P) {
                         "chunks of %lld queries and %lld keys on %d devices: shards filled up to them have more than "
                         "2^30 - 1 tokens together",
                         (long long)p->q_chunk, (long long)p->k_chunk, P);
-    if (p->dropout > 0)
-        return ra__fail(RA_ERR_UNSUPPORTED, "dropout %g: its random bits are not in the program", p->dropout);
+    if (p->dropout > 0 && p->B > UINT32_MAX / p->H)
+        return ra__fail(RA_ERR_UNSUPPORTED, "dropout: its counters tell 2^32 heads of a batch apart, not %lld x %lld", (long long)p->B,
+                        (long long)p->H);
     return p->mask.slice_count > 0 ? too_many_slices(p) : RA_OK;
 }
 
@@ -92,6 +93,7 @@ void ra__pjrt_describe(const ra_problem *p, int P, struct ra__pjrt_program *prog
         .dout_dtype = p->dtype,
         .scale = isnan(p->scale) ? 1 / sqrt((double)p->D) : p->scale,
         .softcap = p->softcap,
+        .dropout = p->dropout,
         .spans = 1,
         .segments = p->mask.q_segment_ids != NULL,
         .kv_lens = p->mask.kv_lens != NULL,
@@ -128,7 +130,7 @@ int64_t ra__pjrt_most_spans(const struct ra__mask_rule *rule, struct ra__span *r
 }
 
 void ra__pjrt_fill_queries(const struct ra__pjrt_program *program, const struct ra__mask_rule *rule, const struct ra__shard *q,
-                           struct ra__span *room, int32_t *spans, int32_t *aligned) {
+                           struct ra__span *room, int32_t *spans, int32_t *aligned, int32_t *position) {
     const int64_t Tq = program->Tq;
     for (int64_t t = 0; t < Tq; t++) {
         const int64_t i = t < q->T ? ra__shard_position(q, t) : 0, n = t < q->T ? ra__mask_row(rule, i, room) : 0;
@@ -136,6 +138,8 @@ void ra__pjrt_fill_queries(const struct ra__pjrt_program *program, const struct 
             spans[2 * s * Tq + t] = s < n ? (int32_t)room[s].begin : INT32_MAX;
             spans[(2 * s + 1) * Tq + t] = s < n ? (int32_t)room[s].end : 0;
         }
+        if (position)
+            position[t] = (int32_t)i;
         if (aligned)
             aligned[t] = t < q->T ? (int32_t)ra__mask_aligned(rule, i) : 0;
     }

@@ -96,8 +96,8 @@ struct spelled {
     char s[160];
 };
 
-static const char *const element_name[] = {"f32", "bf16", "f16", "i32", "ui32", "i1"};
-static const size_t element_bytes[] = {4, 2, 2, 4, 4, 1};
+static const char *const element_name[] = {"f32", "bf16", "f16", "i32", "ui32", "ui64", "i1"};
+static const size_t element_bytes[] = {4, 2, 2, 4, 4, 8, 1};
 
 size_t ra__hlo_element_bytes(enum ra__hlo_element element) {
     return element_bytes[element];
@@ -235,7 +235,7 @@ struct ra__hlo_value ra__hlo_float(struct ra__hlo *h, struct ra__hlo_type type, 
 
 struct ra__hlo_value ra__hlo_int(struct ra__hlo *h, struct ra__hlo_type type, int64_t x) {
     const struct ra__hlo_value r = ra__hlo_new(h, type);
-    if (x < INT32_MIN || x > INT32_MAX)
+    if (x < INT32_MIN || x > (type.element == RA__HLO_S32 ? INT32_MAX : UINT32_MAX))
         ra__hlo_fail(h, RA_ERR_OVERFLOW, "an index does not fit in 32 bits");
     if (type.element == RA__HLO_BOOL)
         ra__hlo_line(h, "%s = stablehlo.constant dense<%s> : %s", name(r).s, x ? "true" : "false", spell(type).s);
@@ -267,6 +267,12 @@ struct ra__hlo_value ra__hlo_select(struct ra__hlo *h, struct ra__hlo_value whic
     const struct ra__hlo_value r = ra__hlo_new(h, yes.type);
     ra__hlo_line(h, "%s = stablehlo.select %s, %s, %s : %s, %s", name(r).s, name(which).s, name(yes).s, name(no).s, spell(which.type).s,
                  spell(yes.type).s);
+    return r;
+}
+
+struct ra__hlo_value ra__hlo_iota(struct ra__hlo *h, struct ra__hlo_type type, int axis) {
+    const struct ra__hlo_value r = ra__hlo_new(h, type);
+    ra__hlo_line(h, "%s = stablehlo.iota dim = %d : %s", name(r).s, axis, spell(type).s);
     return r;
 }
 

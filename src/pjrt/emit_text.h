@@ -13,7 +13,7 @@
 enum { RA__HLO_RANK = 5 };    /* most dimensions of a tensor */
 enum { RA__HLO_CARRIED = 8 }; /* most values that a loop carries, its counter included */
 
-enum ra__hlo_element { RA__HLO_F32, RA__HLO_BF16, RA__HLO_F16, RA__HLO_S32, RA__HLO_U32, RA__HLO_BOOL };
+enum ra__hlo_element { RA__HLO_F32, RA__HLO_BF16, RA__HLO_F16, RA__HLO_S32, RA__HLO_U32, RA__HLO_U64, RA__HLO_BOOL };
 
 struct ra__hlo_type {
     enum ra__hlo_element element;
@@ -64,7 +64,8 @@ void ra__hlo_call(struct ra__hlo *h, const char *name, int n, const struct ra__h
 /* ---- constants, element by element ---- */
 
 struct ra__hlo_value ra__hlo_float(struct ra__hlo *h, struct ra__hlo_type type, double x); /* rounded to the element */
-struct ra__hlo_value ra__hlo_int(struct ra__hlo *h, struct ra__hlo_type type, int64_t x);
+struct ra__hlo_value ra__hlo_int(struct ra__hlo *h, struct ra__hlo_type type, int64_t x);  /* that fits in 32 bits, signed or not */
+struct ra__hlo_value ra__hlo_iota(struct ra__hlo *h, struct ra__hlo_type type, int axis);
 struct ra__hlo_value ra__hlo_unary(struct ra__hlo *h, const char *operation, struct ra__hlo_value a);
 struct ra__hlo_value ra__hlo_binary(struct ra__hlo *h, const char *operation, struct ra__hlo_value a, struct ra__hlo_value b);
 struct ra__hlo_value ra__hlo_compare(struct ra__hlo *h, const char *relation, struct ra__hlo_value a, struct ra__hlo_value b);

@@ -39,6 +39,7 @@ static void pjrt_draw(struct pjrt_trial *x, int trial, int P) {
         for (int64_t i = 0; i < bias_numel(w); i++)
             w->bias[i] = below(5) ? w->bias[i] : -INFINITY;
         w->p.has_bias = 1;
+        w->dbias = poisoned(bias_numel(w));
     }
 }
 

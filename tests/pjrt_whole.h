@@ -42,6 +42,7 @@ static void pjrt_take_plan(struct pjrt_whole *x, const ra_plan *plan) {
     ra__pjrt_steps(&x->program, schedule);
     x->program.spans = (int)ra__pjrt_most_spans(&plan->rule, room);
     x->program.row_max = w->row_max != NULL;
+    x->program.dbias = w->dbias != NULL;
     x->program.bias_axis[0] = w->bias_b > 1;
     x->program.bias_axis[1] = w->bias_h > 1;
     x->program.bias_axis[2] = w->bias_q > 1;
@@ -120,7 +121,8 @@ static void pjrt_rows(const struct whole *w, int r, int64_t rows, float *whole, 
         }
 }
 
-static void pjrt_bias(const struct pjrt_whole *x, int r, float *device) {
+/* Device r's part of the bias; or the bias's gradient from it, summed over the devices where they share it. */
+static void pjrt_bias(const struct pjrt_whole *x, int r, float *device, bool out) {
     const struct whole *w = x->w;
     const ra_problem *p = &w->p;
     const int64_t rows = w->bias_q > 1 ? x->program.Tq : 1, T = w->bias_q > 1 ? ra_shard_size(p->layout, p->Sq, w->P, r) : 1;
@@ -128,9 +130,14 @@ static void pjrt_bias(const struct pjrt_whole *x, int r, float *device) {
         for (int64_t t = 0; t < T; t++) {
             const int64_t s = w->bias_q > 1 ? ra_shard_position(p->layout, p->Sq, w->P, r, t) : 0;
             for (int b = 0; b < w->P; b++)
-                for (int64_t k = 0; k < ra_shard_size(p->layout, p->Skv, w->P, b); k++)
-                    device[((o * rows + t) * w->P + b) * x->program.Tkv + k] =
-                        w->bias[(o * w->bias_q + s) * p->Skv + ra_shard_position(p->layout, p->Skv, w->P, b, k)];
+                for (int64_t k = 0; k < ra_shard_size(p->layout, p->Skv, w->P, b); k++) {
+                    const int64_t at = (o * w->bias_q + s) * p->Skv + ra_shard_position(p->layout, p->Skv, w->P, b, k);
+                    float *here = &device[((o * rows + t) * w->P + b) * x->program.Tkv + k];
+                    if (out)
+                        w->dbias[at] = *here + (r > 0 && w->bias_q == 1 ? w->dbias[at] : 0);
+                    else
+                        *here = w->bias[at];
+                }
         }
 }
 
@@ -169,7 +176,7 @@ static void pjrt_fill(const struct pjrt_whole *x, int r, const struct ra__pjrt_a
     } else if (strcmp(array->name, "dlse") == 0) {
         pjrt_rows(w, r, Tq, w->dlse, data, false);
     } else if (strcmp(array->name, "bias") == 0) {
-        pjrt_bias(x, r, data);
+        pjrt_bias(x, r, data, false);
     } else if (strcmp(array->name, "temperature") == 0) {
         for (int64_t t = 0; t < ra_shard_size(p->layout, p->Sq, w->P, r); t++)
             ((float *)data)[t] = w->temperature[ra_shard_position(p->layout, p->Sq, w->P, r, t)];
@@ -203,6 +210,8 @@ static void pjrt_gather(const struct pjrt_whole *x, int r, const struct ra__pjrt
     else if (strcmp(array->name, "dsinks") == 0)
         for (int64_t h = 0; h < p->H && w->dsinks; h++)
             w->dsinks[h] = (r ? w->dsinks[h] : 0) + ((float *)data)[h];
+    else if (strcmp(array->name, "dbias") == 0)
+        pjrt_bias(x, r, data, true);
     else
         CHECK_MSG(false, "an output %s that this test does not know", array->name);
 }

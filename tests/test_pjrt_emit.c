@@ -53,7 +53,7 @@ static struct ra__pjrt_program full_program(int P, bool backward) {
     program.softcap = 3;
     program.dropout = 0.25;
     program.segments = program.kv_lens = program.alibi = program.temperature = program.sinks = program.bias = true;
-    program.row_max = program.dlse = true;
+    program.row_max = program.dlse = program.dbias = true;
     return program;
 }
 

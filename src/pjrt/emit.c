@@ -34,10 +34,14 @@ struct ra__hlo_type ra__pjrt_key_type(const struct ra__pjrt_program *p, int64_t 
     return (struct ra__hlo_type){RA__HLO_F32, 4, {p->B, p->G, p->Tkv, width}};
 }
 
-static struct ra__hlo_type bias_type(const struct ra__pjrt_program *p) {
+struct ra__hlo_type ra__pjrt_bias_type(const struct ra__pjrt_program *p) {
     const bool *full = p->bias_axis;
     return (struct ra__hlo_type){
         RA__HLO_F32, 5, {full[0] ? p->B : 1, full[1] ? p->G : 1, full[1] ? p->R : 1, full[2] ? p->Tq : 1, full[3] ? p->P * p->Tkv : 1}};
+}
+
+static bool has_dbias(const struct ra__pjrt_program *p) {
+    return p->bias && p->dbias;
 }
 
 /* name NULL: the problem has none. */
@@ -60,7 +64,7 @@ static struct ra__pjrt_array operand(const struct ra__pjrt_program *p, int which
         [RA__PJRT_ALIBI] = {p->alibi, {"alibi_slopes", heads}},
         [RA__PJRT_Q_ALIGNED] = {p->alibi, {"q_aligned", ra__hlo_vector(RA__HLO_S32, p->Tq)}},
         [RA__PJRT_TEMPERATURE] = {p->temperature, {"temperature", ra__hlo_vector(RA__HLO_F32, p->Tq)}},
-        [RA__PJRT_BIAS] = {p->bias, {"bias", bias_type(p)}},
+        [RA__PJRT_BIAS] = {p->bias, {"bias", ra__pjrt_bias_type(p)}},
         [RA__PJRT_Q_POSITION] = {p->dropout > 0, {"q_position", ra__hlo_vector(RA__HLO_S32, p->Tq)}},
         [RA__PJRT_SEED] = {p->dropout > 0, {"seed", ra__hlo_vector(RA__HLO_U32, 2)}},
         [RA__PJRT_SINKS] = {p->sinks, {"sinks", heads}},
@@ -96,6 +100,8 @@ int ra__pjrt_outputs(const struct ra__pjrt_program *p, struct ra__pjrt_array *ar
     array[n++] = (struct ra__pjrt_array){"dv", ra__pjrt_key_type(p, p->Dv)};
     if (p->sinks)
         array[n++] = (struct ra__pjrt_array){"dsinks", {RA__HLO_F32, 2, {p->G, p->R}}};
+    if (has_dbias(p))
+        array[n++] = (struct ra__pjrt_array){"dbias", ra__pjrt_bias_type(p)};
     return n;
 }
 
@@ -235,7 +241,7 @@ static void emit_forward(struct ra__pjrt_emitter *e, value *result) {
 
 /* ---- backward ---- */
 
-enum { DQ, DK, DV, BACKWARD };
+enum { DK, DV, DQ, DBIAS, BACKWARD }; /* dk, dv travel, dq, dbias stay */
 enum { LSE, DOUT, DELTA, FIXED };
 
 /* rowsum(dout out) - dlse, once. */
@@ -248,25 +254,27 @@ static value row_sums(struct ra__pjrt_emitter *e) {
 
 /* Adds what arrived of a block's gradients to this device's part. */
 static void add_arrived(struct ra__pjrt_emitter *e, const value *arrived, value *part) {
-    for (int i = DK; i < BACKWARD; i++)
+    for (int i = DK; i <= DV; i++)
         part[i] = ra__hlo_binary(e->h, "add", arrived[i], part[i]);
 }
 
 static void backward_ring(struct ra__pjrt_emitter *e, const value *fixed, const struct ra__hlo_type *types, value *state) {
     const struct ra__pjrt_program *p = e->p;
-    value now[VISITOR + BACKWARD] = {e->in[RA__PJRT_K], e->in[RA__PJRT_V], e->in[RA__PJRT_K_INDEX], state[DQ], state[DK], state[DV]};
-    value next[VISITOR + BACKWARD], arrived[BACKWARD];
+    const int states = has_dbias(p) ? BACKWARD : DBIAS, stay = states - DQ;
+    value now[VISITOR + BACKWARD] = {e->in[RA__PJRT_K], e->in[RA__PJRT_V], e->in[RA__PJRT_K_INDEX]};
+    value next[VISITOR + BACKWARD], arrived[2];
     int first = 0;
+    copy(now + VISITOR, state, states);
     if (is_loop(p)) {
         struct ra__hlo_loop loop;
-        ra__hlo_loop_begin(e->h, &loop, p->steps - 1, VISITOR + BACKWARD, now);
+        ra__hlo_loop_begin(e->h, &loop, p->steps - 1, VISITOR + states, now);
         set_visitor(e, loop.carried);
         send(e, 1, VISITOR, loop.carried, next);
-        send(e, 1, 2, loop.carried + VISITOR + DK, arrived + DK); /* zeros in step 0 */
-        compute(e, loop.at, FIXED, fixed, 1, loop.carried + VISITOR, BACKWARD, types, next + VISITOR);
+        send(e, 1, 2, loop.carried + VISITOR, arrived); /* zeros in step 0 */
+        compute(e, loop.at, FIXED, fixed, stay, loop.carried + VISITOR + DQ, states, types, next + VISITOR);
         add_arrived(e, arrived, next + VISITOR);
         ra__hlo_loop_end(e->h, &loop, 1, next);
-        copy(now, loop.carried, VISITOR + BACKWARD);
+        copy(now, loop.carried, VISITOR + states);
         first = p->steps - 1;
     }
     for (int n = first; n < p->steps; n++) {
@@ -275,17 +283,17 @@ static void backward_ring(struct ra__pjrt_emitter *e, const value *fixed, const 
         if (!last)
             send(e, hop(p, n), VISITOR, now, next);
         if (n > 0)
-            send(e, hop(p, n - 1), 2, now + VISITOR + DK, arrived + DK);
-        compute(e, step_number(e, n), FIXED, fixed, 1, now + VISITOR, BACKWARD, types, next + VISITOR);
+            send(e, hop(p, n - 1), 2, now + VISITOR, arrived);
+        compute(e, step_number(e, n), FIXED, fixed, stay, now + VISITOR + DQ, states, types, next + VISITOR);
         if (n > 0)
             add_arrived(e, arrived, next + VISITOR);
         if (!last)
-            ra__hlo_barrier(e->h, VISITOR + BACKWARD, next);
-        copy(now, next, VISITOR + BACKWARD);
+            ra__hlo_barrier(e->h, VISITOR + states, next);
+        copy(now, next, VISITOR + states);
     }
-    copy(state, now + VISITOR, BACKWARD);
+    copy(state, now + VISITOR, states);
     if (p->step[p->steps - 1] > 0)
-        send(e, p->P - p->step[p->steps - 1], 2, now + VISITOR + DK, state + DK);
+        send(e, p->P - p->step[p->steps - 1], 2, now + VISITOR, state);
 }
 
 /* exp(sink - lse) (dlse - rowsum(dout out)), summed over this device's queries. */
@@ -301,13 +309,21 @@ static value sink_gradient(struct ra__pjrt_emitter *e, value delta) {
 
 static void emit_backward(struct ra__pjrt_emitter *e, value *result) {
     const struct ra__pjrt_program *p = e->p;
-    const struct ra__hlo_type types[BACKWARD] = {ra__pjrt_query_type(p, p->D), ra__pjrt_key_type(p, p->D), ra__pjrt_key_type(p, p->Dv)};
+    const struct ra__hlo_type types[BACKWARD] = {ra__pjrt_key_type(p, p->D), ra__pjrt_key_type(p, p->Dv), ra__pjrt_query_type(p, p->D),
+                                                 ra__pjrt_bias_type(p)};
+    value state[BACKWARD];
+    int n = 0;
     const value fixed[FIXED] = {e->in[RA__PJRT_LSE], e->in[RA__PJRT_DOUT], row_sums(e)};
-    for (int i = 0; i < BACKWARD; i++)
-        result[i] = ra__hlo_float(e->h, types[i], 0);
-    backward_ring(e, fixed, types, result);
+    for (int i = 0; i < (has_dbias(p) ? BACKWARD : DBIAS); i++)
+        state[i] = ra__hlo_float(e->h, types[i], 0);
+    backward_ring(e, fixed, types, state);
+    result[n++] = state[DQ];
+    result[n++] = state[DK];
+    result[n++] = state[DV];
     if (p->sinks)
-        result[BACKWARD] = sink_gradient(e, fixed[DELTA]);
+        result[n++] = sink_gradient(e, fixed[DELTA]);
+    if (has_dbias(p))
+        result[n++] = state[DBIAS];
 }
 
 /* ---- the program ---- */

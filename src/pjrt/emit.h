@@ -36,9 +36,9 @@ struct ra__pjrt_program {
     double dropout;      /* 0: none. Its seed is an input */
     int spans;           /* 1..RA__PJRT_SPANS */
     bool segments, kv_lens, alibi, temperature, sinks;
-    bool row_max; /* forward: wanted */
-    bool dlse;    /* backward: given */
-    bool bias;
+    bool row_max;      /* forward: wanted */
+    bool dlse;         /* backward: given */
+    bool bias, dbias;  /* dbias: backward: wanted */
     bool bias_axis[4]; /* b, h, query, key: of full length; else the axis has length 1 */
 };
 
@@ -53,8 +53,8 @@ struct ra__pjrt_array {
 /* Refuses what the engine does not do of what a valid problem asks for. Not collective; segment ids are not read. */
 ra_status ra__pjrt_unsupported(const ra_problem *p, int P);
 
-/* Everything but `step`, `steps` (all P of them), `spans` (1), `row_max`, `dlse`, `dout_dtype` (that of q) and `bias_axis` (all full), for
- * the caller to change. A problem that ra__pjrt_unsupported accepts. */
+/* Everything but `step`, `steps` (all P of them), `spans` (1), `row_max`, `dlse`, `dbias`, `dout_dtype` (that of q) and `bias_axis` (all
+ * full), for the caller to change. A problem that ra__pjrt_unsupported accepts. */
 void ra__pjrt_describe(const ra_problem *p, int P, struct ra__pjrt_program *program);
 
 /* Takes the steps in which any of the P ranks computes from their schedules. */
@@ -89,7 +89,8 @@ void ra__pjrt_fill_keys(const struct ra__pjrt_program *program, const struct ra_
  * lse of rows that fill up: +infinity.
  *
  * Outputs forward: out [B,G,R,Tq,Dv] f32, lse [B,G,R,Tq] f32, row_max [B,G,R,Tq] f32 when wanted.
- * Outputs backward: dq [B,G,R,Tq,D], dk [B,G,Tkv,D], dv [B,G,Tkv,Dv], all f32, dsinks [G,R] f32 with sinks: this device's part. */
+ * Outputs backward: dq [B,G,R,Tq,D], dk [B,G,Tkv,D], dv [B,G,Tkv,Dv], all f32, dsinks [G,R] f32 with sinks: this device's part,
+ * dbias, the bias's shape, when wanted: this device's part; where the bias is shared by all queries, the sum of all devices' is meant. */
 int ra__pjrt_inputs(const struct ra__pjrt_program *program, struct ra__pjrt_array *array);
 int ra__pjrt_outputs(const struct ra__pjrt_program *program, struct ra__pjrt_array *array);
 

@@ -38,7 +38,8 @@ struct ra__pjrt_emitter {
 
 /* A ring step is a function of the operands, the column where there is a bias, and a state; its results are the next state.
  * Forward: acc [B,G,R,Tq,Dv], the unnormalised output, m [B,G,R,Tq], the largest logit, l [B,G,R,Tq], the sum of exp(logit - m).
- * Backward: in front of the state lse, dout, delta = rowsum(dout out) - dlse; state dq; results: next dq, and the block's dk, dv. */
+ * Backward: in front of the state lse, dout, delta = rowsum(dout out) - dlse; state dq, dbias (when wanted); results: the block's dk, dv,
+ * next dq, dbias. */
 void ra__pjrt_forward_function(struct ra__hlo *h, const struct ra__pjrt_program *p);
 void ra__pjrt_backward_function(struct ra__hlo *h, const struct ra__pjrt_program *p);
 
@@ -47,6 +48,7 @@ void ra__pjrt_operands(struct ra__pjrt_emitter *e, int first, int end);
 /* Appends those operands, and the column after them, to a list of n values; returns its length. */
 int ra__pjrt_list_operands(const struct ra__pjrt_emitter *e, int first, int end, bool column, struct ra__hlo_value *list, int n);
 
+struct ra__hlo_type ra__pjrt_bias_type(const struct ra__pjrt_program *p);
 struct ra__hlo_type ra__pjrt_rows_type(const struct ra__pjrt_program *p);                 /* [B,G,R,Tq] f32 */
 struct ra__hlo_type ra__pjrt_query_type(const struct ra__pjrt_program *p, int64_t width); /* [B,G,R,Tq,width] f32 */
 struct ra__hlo_type ra__pjrt_key_type(const struct ra__pjrt_program *p, int64_t width);   /* [B,G,Tkv,width] f32 */
@@ -74,6 +76,9 @@ struct ra__hlo_value ra__pjrt_near(struct ra__pjrt_emitter *e, const struct ra__
 /* The logits, and which of them are visible. Hidden ones are any number, NaN included. */
 struct ra__pjrt_scores ra__pjrt_score(struct ra__pjrt_emitter *e, const struct ra__pjrt_queries *q, const struct ra__pjrt_keys *k,
                                       bool backward);
+
+/* Where the bias, and its gradient, has a tile. */
+int ra__pjrt_bias_box(struct ra__pjrt_emitter *e, struct ra__hlo_value q_at, struct ra__hlo_value k_at, struct ra__hlo_span box[2]);
 
 /* With dropout: which probabilities of the tile are kept. Not to be asked without. */
 double ra__pjrt_kept_scale(const struct ra__pjrt_program *p); /* what kept ones are multiplied with */

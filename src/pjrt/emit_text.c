@@ -303,10 +303,14 @@ struct ra__hlo_value ra__hlo_spread(struct ra__hlo *h, struct ra__hlo_value scal
     return ra__hlo_broadcast(h, scalar, NULL, like);
 }
 
-/* ", 0, at, 0" and their types: where a slice of one axis begins. */
-static void append_start(struct ra__hlo *h, int rank, int axis, struct ra__hlo_value at, struct ra__hlo_value zero) {
-    for (int i = 0; i < rank; i++)
-        append(h, ", %s", name(i == axis ? at : zero).s);
+/* ", 0, at, 0", for each dimension where a box begins. */
+static void append_start(struct ra__hlo *h, int rank, int axes, const struct ra__hlo_span *box, struct ra__hlo_value zero) {
+    for (int i = 0; i < rank; i++) {
+        struct ra__hlo_value at = zero;
+        for (int n = 0; n < axes; n++)
+            at = box[n].axis == i ? box[n].at : at;
+        append(h, ", %s", name(at).s);
+    }
 }
 
 static void append_start_types(struct ra__hlo *h, int rank) {
@@ -314,13 +318,14 @@ static void append_start_types(struct ra__hlo *h, int rank) {
         append(h, ", %s", spell(ra__hlo_scalar(RA__HLO_S32)).s);
 }
 
-struct ra__hlo_value ra__hlo_slice(struct ra__hlo *h, struct ra__hlo_value a, int axis, struct ra__hlo_value at, int64_t n) {
+struct ra__hlo_value ra__hlo_box(struct ra__hlo *h, struct ra__hlo_value a, int axes, const struct ra__hlo_span *box) {
     struct ra__hlo_type type = a.type;
-    type.dim[axis] = n;
+    for (int i = 0; i < axes; i++)
+        type.dim[box[i].axis] = box[i].n;
     const struct ra__hlo_value zero = ra__hlo_int(h, ra__hlo_scalar(RA__HLO_S32), 0), r = ra__hlo_new(h, type);
     indent(h);
     append(h, "%s = stablehlo.dynamic_slice %s", name(r).s, name(a).s);
-    append_start(h, type.rank, axis, at, zero);
+    append_start(h, type.rank, axes, box, zero);
     append(h, ", sizes = [");
     for (int i = 0; i < type.rank; i++)
         append(h, "%s%" PRId64, i ? ", " : "", type.dim[i]);
@@ -330,16 +335,31 @@ struct ra__hlo_value ra__hlo_slice(struct ra__hlo *h, struct ra__hlo_value a, in
     return r;
 }
 
-struct ra__hlo_value ra__hlo_update(struct ra__hlo *h, struct ra__hlo_value a, struct ra__hlo_value part, int axis,
-                                    struct ra__hlo_value at) {
+struct ra__hlo_value ra__hlo_put_box(struct ra__hlo *h, struct ra__hlo_value a, struct ra__hlo_value part, int axes,
+                                     const struct ra__hlo_span *box) {
     const struct ra__hlo_value zero = ra__hlo_int(h, ra__hlo_scalar(RA__HLO_S32), 0), r = ra__hlo_new(h, a.type);
     indent(h);
     append(h, "%s = stablehlo.dynamic_update_slice %s, %s", name(r).s, name(a).s, name(part).s);
-    append_start(h, a.type.rank, axis, at, zero);
+    append_start(h, a.type.rank, axes, box, zero);
     append(h, " : (%s, %s", spell(a.type).s, spell(part.type).s);
     append_start_types(h, a.type.rank);
     append(h, ") -> %s\n", spell(a.type).s);
     return r;
+}
+
+struct ra__hlo_value ra__hlo_slice(struct ra__hlo *h, struct ra__hlo_value a, int axis, struct ra__hlo_value at, int64_t n) {
+    const struct ra__hlo_span box = {axis, at, n};
+    return ra__hlo_box(h, a, 1, &box);
+}
+
+struct ra__hlo_value ra__hlo_update(struct ra__hlo *h, struct ra__hlo_value a, struct ra__hlo_value part, int axis,
+                                    struct ra__hlo_value at) {
+    const struct ra__hlo_span box = {axis, at, part.type.dim[axis]};
+    return ra__hlo_put_box(h, a, part, 1, &box);
+}
+
+struct ra__hlo_value ra__hlo_reshape(struct ra__hlo *h, struct ra__hlo_value a, struct ra__hlo_type like) {
+    return retyped(h, "reshape", a, ra__hlo_with(like, a.type.element));
 }
 
 struct ra__hlo_value ra__hlo_rows(struct ra__hlo *h, struct ra__hlo_value a, int64_t first, int64_t n, bool vector) {
@@ -348,7 +368,7 @@ struct ra__hlo_value ra__hlo_rows(struct ra__hlo *h, struct ra__hlo_value a, int
     const struct ra__hlo_value r = ra__hlo_new(h, type);
     ra__hlo_line(h, "%s = stablehlo.slice %s [%" PRId64 ":%" PRId64 ", 0:%" PRId64 "] : (%s) -> %s", name(r).s, name(a).s, first, first + n,
                  type.dim[1], spell(a.type).s, spell(type).s);
-    return vector ? retyped(h, "reshape", r, ra__hlo_vector(type.element, n * type.dim[1])) : r;
+    return vector ? ra__hlo_reshape(h, r, ra__hlo_vector(type.element, n * type.dim[1])) : r;
 }
 
 /* What a reduction begins with. */

@@ -78,10 +78,21 @@ struct ra__hlo_value ra__hlo_convert(struct ra__hlo *h, struct ra__hlo_value a, 
 /* Dimension i of a becomes dimension axis[i] of the result, whose shape is that of `like`. */
 struct ra__hlo_value ra__hlo_broadcast(struct ra__hlo *h, struct ra__hlo_value a, const int *axis, struct ra__hlo_type like);
 struct ra__hlo_value ra__hlo_spread(struct ra__hlo *h, struct ra__hlo_value scalar, struct ra__hlo_type like);
-/* n entries of an axis from `at`, a scalar s32, on; the same number of dimensions. */
+/* n entries of an axis from `at`, a scalar s32, on. */
+struct ra__hlo_span {
+    int axis;
+    struct ra__hlo_value at;
+    int64_t n;
+};
+/* A part of a, of as many dimensions, and a with a part replaced: of some axes a span, of the others all. */
+struct ra__hlo_value ra__hlo_box(struct ra__hlo *h, struct ra__hlo_value a, int axes, const struct ra__hlo_span *box);
+struct ra__hlo_value ra__hlo_put_box(struct ra__hlo *h, struct ra__hlo_value a, struct ra__hlo_value part, int axes,
+                                     const struct ra__hlo_span *box);
+/* The same of one axis. */
 struct ra__hlo_value ra__hlo_slice(struct ra__hlo *h, struct ra__hlo_value a, int axis, struct ra__hlo_value at, int64_t n);
 struct ra__hlo_value ra__hlo_update(struct ra__hlo *h, struct ra__hlo_value a, struct ra__hlo_value part, int axis,
                                     struct ra__hlo_value at);
+struct ra__hlo_value ra__hlo_reshape(struct ra__hlo *h, struct ra__hlo_value a, struct ra__hlo_type like);
 /* Rows first .. first + n - 1 of a matrix; one row: as a vector when `vector`. */
 struct ra__hlo_value ra__hlo_rows(struct ra__hlo *h, struct ra__hlo_value a, int64_t first, int64_t n, bool vector);
 /* operation: add, maximum, minimum, and. The axes go away. */

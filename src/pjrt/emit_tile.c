@@ -114,15 +114,21 @@ static value visible_pairs(struct ra__pjrt_emitter *e, const struct ra__pjrt_que
 
 /* ---- the logits ---- */
 
+int ra__pjrt_bias_box(struct ra__pjrt_emitter *e, value q_at, value k_at, struct ra__hlo_span box[2]) {
+    int n = 0;
+    if (e->p->bias_axis[2])
+        box[n++] = (struct ra__hlo_span){3, q_at, e->p->bq};
+    if (e->p->bias_axis[3])
+        box[n++] = (struct ra__hlo_span){4, ra__hlo_binary(e->h, "add", e->column, k_at), e->p->bk};
+    return n;
+}
+
 /* The tile's part of the bias over all scores. */
 static value bias_tile(struct ra__pjrt_emitter *e, const struct ra__pjrt_queries *q, const struct ra__pjrt_keys *k) {
     static const int all[] = {0, 1, 2, 3, 4};
-    value bias = e->in[RA__PJRT_BIAS];
-    if (e->p->bias_axis[2])
-        bias = ra__hlo_slice(e->h, bias, 3, q->at, e->p->bq);
-    if (e->p->bias_axis[3])
-        bias = ra__hlo_slice(e->h, bias, 4, ra__hlo_binary(e->h, "add", e->column, k->at), e->p->bk);
-    return ra__pjrt_over_scores(e, bias, all);
+    struct ra__hlo_span box[2];
+    const int axes = ra__pjrt_bias_box(e, q->at, k->at, box);
+    return ra__pjrt_over_scores(e, ra__hlo_box(e->h, e->in[RA__PJRT_BIAS], axes, box), all);
 }
 
 /* slope |i + offset - j| over all scores. */

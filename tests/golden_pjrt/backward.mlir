@@ -1,10 +1,10 @@
 module @ring_backward attributes {mhlo.num_replicas = 2 : i32, mhlo.num_partitions = 1 : i32} {
-  func.func private @step(%1: tensor<2x2x2x16x8xf32>, %2: tensor<2x2x16x8xf32>, %3: tensor<2x2x16x4xf32>, %4: tensor<2x16xi32>, %5: tensor<1x16xi32>, %6: tensor<2x2x2x16xf32>, %7: tensor<2x2x2x16x4xf32>, %8: tensor<2x2x2x16xf32>, %9: tensor<2x2x2x16x8xf32>) -> (tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>) {
+  func.func private @step(%1: tensor<2x2x2x16x8xf32>, %2: tensor<2x2x16x8xf32>, %3: tensor<2x2x16x4xf32>, %4: tensor<2x16xi32>, %5: tensor<1x16xi32>, %6: tensor<2x2x2x16xf32>, %7: tensor<2x2x2x16x4xf32>, %8: tensor<2x2x2x16xf32>, %9: tensor<2x2x2x16x8xf32>) -> (tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>, tensor<2x2x2x16x8xf32>) {
     %10 = stablehlo.constant dense<0x00000000> : tensor<2x2x16x8xf32>
     %11 = stablehlo.constant dense<0x00000000> : tensor<2x2x16x4xf32>
     %12 = stablehlo.constant dense<0> : tensor<i32>
     %13 = stablehlo.constant dense<16> : tensor<i32>
-    %14:4 = stablehlo.while(%15 = %12, %16 = %9, %17 = %10, %18 = %11) : tensor<i32>, tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32> cond {
+    %14:4 = stablehlo.while(%15 = %12, %16 = %10, %17 = %11, %18 = %9) : tensor<i32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>, tensor<2x2x2x16x8xf32> cond {
       %19 = stablehlo.compare LT, %15, %13 : (tensor<i32>, tensor<i32>) -> tensor<i1>
       stablehlo.return %19 : tensor<i1>
     } do {
@@ -24,7 +24,7 @@ module @ring_backward attributes {mhlo.num_replicas = 2 : i32, mhlo.num_partitio
       %33 = stablehlo.reduce(%29 init: %32) applies stablehlo.maximum across dimensions = [0] : (tensor<8xi32>, tensor<i32>) -> tensor<i32>
       %34 = stablehlo.constant dense<0> : tensor<i32>
       %35 = stablehlo.constant dense<16> : tensor<i32>
-      %36:4 = stablehlo.while(%37 = %34, %38 = %16, %39 = %20, %40 = %21) : tensor<i32>, tensor<2x2x2x16x8xf32>, tensor<2x2x8x8xf32>, tensor<2x2x8x4xf32> cond {
+      %36:4 = stablehlo.while(%37 = %34, %38 = %20, %39 = %21, %40 = %18) : tensor<i32>, tensor<2x2x8x8xf32>, tensor<2x2x8x4xf32>, tensor<2x2x2x16x8xf32> cond {
         %41 = stablehlo.compare LT, %37, %35 : (tensor<i32>, tensor<i32>) -> tensor<i1>
         stablehlo.return %41 : tensor<i1>
       } do {
@@ -41,7 +41,7 @@ module @ring_backward attributes {mhlo.num_replicas = 2 : i32, mhlo.num_partitio
         %52 = stablehlo.constant dense<-2147483648> : tensor<i32>
         %53 = stablehlo.reduce(%51 init: %52) applies stablehlo.maximum across dimensions = [0] : (tensor<8xi32>, tensor<i32>) -> tensor<i32>
         %54 = stablehlo.constant dense<0> : tensor<i32>
-        %55 = stablehlo.dynamic_slice %38, %54, %54, %54, %37, %54, sizes = [2, 2, 2, 8, 8] : (tensor<2x2x2x16x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<2x2x2x8x8xf32>
+        %55 = stablehlo.dynamic_slice %40, %54, %54, %54, %37, %54, sizes = [2, 2, 2, 8, 8] : (tensor<2x2x2x16x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<2x2x2x8x8xf32>
         %56 = stablehlo.compare GE, %33, %49 : (tensor<i32>, tensor<i32>) -> tensor<i1>
         %57 = stablehlo.compare LT, %31, %53 : (tensor<i32>, tensor<i32>) -> tensor<i1>
         %58 = stablehlo.and %56, %57 : tensor<i1>
@@ -135,7 +135,7 @@ module @ring_backward attributes {mhlo.num_replicas = 2 : i32, mhlo.num_partitio
             %140 = stablehlo.add %120, %139 : tensor<2x2x8x8xf32>
             stablehlo.return %140 : tensor<2x2x8x8xf32>
           }) : (tensor<i1>) -> (tensor<2x2x8x8xf32>)
-          %141 = stablehlo.add %39, %123#0 : tensor<2x2x8x8xf32>
+          %141 = stablehlo.add %38, %123#0 : tensor<2x2x8x8xf32>
           %142 = stablehlo.is_finite %65 : (tensor<2x2x2x8x4xf32>) -> tensor<2x2x2x8x4xi1>
           %143 = stablehlo.constant dense<0x00000000> : tensor<2x2x2x8x4xf32>
           %144 = stablehlo.select %142, %65, %143 : tensor<2x2x2x8x4xi1>, tensor<2x2x2x8x4xf32>
@@ -170,48 +170,48 @@ module @ring_backward attributes {mhlo.num_replicas = 2 : i32, mhlo.num_partitio
             %171 = stablehlo.add %145, %170 : tensor<2x2x8x4xf32>
             stablehlo.return %171 : tensor<2x2x8x4xf32>
           }) : (tensor<i1>) -> (tensor<2x2x8x4xf32>)
-          %172 = stablehlo.add %40, %148#0 : tensor<2x2x8x4xf32>
-          stablehlo.return %116, %141, %172 : tensor<2x2x2x8x8xf32>, tensor<2x2x8x8xf32>, tensor<2x2x8x4xf32>
+          %172 = stablehlo.add %39, %148#0 : tensor<2x2x8x4xf32>
+          stablehlo.return %141, %172, %116 : tensor<2x2x8x8xf32>, tensor<2x2x8x4xf32>, tensor<2x2x2x8x8xf32>
         }, {
-          stablehlo.return %55, %39, %40 : tensor<2x2x2x8x8xf32>, tensor<2x2x8x8xf32>, tensor<2x2x8x4xf32>
-        }) : (tensor<i1>) -> (tensor<2x2x2x8x8xf32>, tensor<2x2x8x8xf32>, tensor<2x2x8x4xf32>)
+          stablehlo.return %38, %39, %55 : tensor<2x2x8x8xf32>, tensor<2x2x8x4xf32>, tensor<2x2x2x8x8xf32>
+        }) : (tensor<i1>) -> (tensor<2x2x8x8xf32>, tensor<2x2x8x4xf32>, tensor<2x2x2x8x8xf32>)
         %173 = stablehlo.constant dense<0> : tensor<i32>
-        %174 = stablehlo.dynamic_update_slice %38, %59#0, %173, %173, %173, %37, %173 : (tensor<2x2x2x16x8xf32>, tensor<2x2x2x8x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<2x2x2x16x8xf32>
+        %174 = stablehlo.dynamic_update_slice %40, %59#2, %173, %173, %173, %37, %173 : (tensor<2x2x2x16x8xf32>, tensor<2x2x2x8x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<2x2x2x16x8xf32>
         %175 = stablehlo.constant dense<8> : tensor<i32>
         %176 = stablehlo.add %37, %175 : tensor<i32>
-        stablehlo.return %176, %174, %59#1, %59#2 : tensor<i32>, tensor<2x2x2x16x8xf32>, tensor<2x2x8x8xf32>, tensor<2x2x8x4xf32>
+        stablehlo.return %176, %59#0, %59#1, %174 : tensor<i32>, tensor<2x2x8x8xf32>, tensor<2x2x8x4xf32>, tensor<2x2x2x16x8xf32>
       }
       %177 = stablehlo.constant dense<0> : tensor<i32>
-      %178 = stablehlo.dynamic_update_slice %17, %36#2, %177, %177, %15, %177 : (tensor<2x2x16x8xf32>, tensor<2x2x8x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<2x2x16x8xf32>
+      %178 = stablehlo.dynamic_update_slice %16, %36#1, %177, %177, %15, %177 : (tensor<2x2x16x8xf32>, tensor<2x2x8x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<2x2x16x8xf32>
       %179 = stablehlo.constant dense<0> : tensor<i32>
-      %180 = stablehlo.dynamic_update_slice %18, %36#3, %179, %179, %15, %179 : (tensor<2x2x16x4xf32>, tensor<2x2x8x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<2x2x16x4xf32>
+      %180 = stablehlo.dynamic_update_slice %17, %36#2, %179, %179, %15, %179 : (tensor<2x2x16x4xf32>, tensor<2x2x8x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<2x2x16x4xf32>
       %181 = stablehlo.constant dense<8> : tensor<i32>
       %182 = stablehlo.add %15, %181 : tensor<i32>
-      stablehlo.return %182, %36#1, %178, %180 : tensor<i32>, tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>
+      stablehlo.return %182, %178, %180, %36#3 : tensor<i32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>, tensor<2x2x2x16x8xf32>
     }
-    return %14#1, %14#2, %14#3 : tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>
+    return %14#1, %14#2, %14#3 : tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>, tensor<2x2x2x16x8xf32>
   }
   func.func public @main(%183: tensor<2x2x2x16x8xf32>, %184: tensor<2x2x16x8xf32>, %185: tensor<2x2x16x4xf32>, %186: tensor<2x16xi32>, %187: tensor<1x16xi32>, %188: tensor<2x2x2x16x4xf32>, %189: tensor<2x2x2x16xf32>, %190: tensor<2x2x2x16x4xf32>) -> (tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>) {
     %191 = stablehlo.multiply %190, %188 : tensor<2x2x2x16x4xf32>
     %192 = stablehlo.constant dense<0x00000000> : tensor<f32>
     %193 = stablehlo.reduce(%191 init: %192) applies stablehlo.add across dimensions = [4] : (tensor<2x2x2x16x4xf32>, tensor<f32>) -> tensor<2x2x2x16xf32>
-    %194 = stablehlo.constant dense<0x00000000> : tensor<2x2x2x16x8xf32>
-    %195 = stablehlo.constant dense<0x00000000> : tensor<2x2x16x8xf32>
-    %196 = stablehlo.constant dense<0x00000000> : tensor<2x2x16x4xf32>
+    %194 = stablehlo.constant dense<0x00000000> : tensor<2x2x16x8xf32>
+    %195 = stablehlo.constant dense<0x00000000> : tensor<2x2x16x4xf32>
+    %196 = stablehlo.constant dense<0x00000000> : tensor<2x2x2x16x8xf32>
     %197 = "stablehlo.collective_permute"(%184) <{source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>}> : (tensor<2x2x16x8xf32>) -> tensor<2x2x16x8xf32>
     %198 = "stablehlo.collective_permute"(%185) <{source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>}> : (tensor<2x2x16x4xf32>) -> tensor<2x2x16x4xf32>
     %199 = "stablehlo.collective_permute"(%187) <{source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>}> : (tensor<1x16xi32>) -> tensor<1x16xi32>
     %200 = stablehlo.constant dense<0> : tensor<i32>
-    %201:3 = func.call @step(%183, %184, %185, %186, %187, %189, %190, %193, %194) : (tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>, tensor<2x16xi32>, tensor<1x16xi32>, tensor<2x2x2x16xf32>, tensor<2x2x2x16x4xf32>, tensor<2x2x2x16xf32>, tensor<2x2x2x16x8xf32>) -> (tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>)
-    %202:6 = stablehlo.optimization_barrier %197, %198, %199, %201#0, %201#1, %201#2 : tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>, tensor<1x16xi32>, tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>
-    %203 = "stablehlo.collective_permute"(%202#4) <{source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>}> : (tensor<2x2x16x8xf32>) -> tensor<2x2x16x8xf32>
-    %204 = "stablehlo.collective_permute"(%202#5) <{source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>}> : (tensor<2x2x16x4xf32>) -> tensor<2x2x16x4xf32>
+    %201:3 = func.call @step(%183, %184, %185, %186, %187, %189, %190, %193, %196) : (tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>, tensor<2x16xi32>, tensor<1x16xi32>, tensor<2x2x2x16xf32>, tensor<2x2x2x16x4xf32>, tensor<2x2x2x16xf32>, tensor<2x2x2x16x8xf32>) -> (tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>, tensor<2x2x2x16x8xf32>)
+    %202:6 = stablehlo.optimization_barrier %197, %198, %199, %201#0, %201#1, %201#2 : tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>, tensor<1x16xi32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>, tensor<2x2x2x16x8xf32>
+    %203 = "stablehlo.collective_permute"(%202#3) <{source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>}> : (tensor<2x2x16x8xf32>) -> tensor<2x2x16x8xf32>
+    %204 = "stablehlo.collective_permute"(%202#4) <{source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>}> : (tensor<2x2x16x4xf32>) -> tensor<2x2x16x4xf32>
     %205 = stablehlo.constant dense<1> : tensor<i32>
-    %206:3 = func.call @step(%183, %202#0, %202#1, %186, %202#2, %189, %190, %193, %202#3) : (tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>, tensor<2x16xi32>, tensor<1x16xi32>, tensor<2x2x2x16xf32>, tensor<2x2x2x16x4xf32>, tensor<2x2x2x16xf32>, tensor<2x2x2x16x8xf32>) -> (tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>)
-    %207 = stablehlo.add %203, %206#1 : tensor<2x2x16x8xf32>
-    %208 = stablehlo.add %204, %206#2 : tensor<2x2x16x4xf32>
+    %206:3 = func.call @step(%183, %202#0, %202#1, %186, %202#2, %189, %190, %193, %202#5) : (tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>, tensor<2x16xi32>, tensor<1x16xi32>, tensor<2x2x2x16xf32>, tensor<2x2x2x16x4xf32>, tensor<2x2x2x16xf32>, tensor<2x2x2x16x8xf32>) -> (tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>, tensor<2x2x2x16x8xf32>)
+    %207 = stablehlo.add %203, %206#0 : tensor<2x2x16x8xf32>
+    %208 = stablehlo.add %204, %206#1 : tensor<2x2x16x4xf32>
     %209 = "stablehlo.collective_permute"(%207) <{source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>}> : (tensor<2x2x16x8xf32>) -> tensor<2x2x16x8xf32>
     %210 = "stablehlo.collective_permute"(%208) <{source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>}> : (tensor<2x2x16x4xf32>) -> tensor<2x2x16x4xf32>
-    return %206#0, %209, %210 : tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>
+    return %206#2, %209, %210 : tensor<2x2x2x16x8xf32>, tensor<2x2x16x8xf32>, tensor<2x2x16x4xf32>
   }
 }

@@ -74,6 +74,33 @@ static int count(const char *text, const char *what) {
     return n;
 }
 
+/* ---- descriptions ---- */
+
+static void sizes(void) {
+    ra_problem p;
+    struct ra__pjrt_program program;
+    ra_problem_init(&p);
+    p.Sq = 1000;
+    p.Skv = 7;
+    p.D = 16;
+    p.Dv = 4;
+    p.H = 6;
+    p.G = 2;
+    ra__pjrt_describe(&p, 3, &program);
+    CHECK(program.P == 3 && program.steps == 3 && program.step[2] == 2 && program.R == 3 && program.scale == 0.25);
+    CHECK(program.bq == 128 && program.Tq == 384); /* the longest shard has 334 */
+    CHECK(program.bk == 8 && program.Tkv == 8);
+    p.layout = RA_ZIGZAG;
+    p.q_chunk = 100;
+    p.k_chunk = 100;
+    p.scale = 3;
+    ra__pjrt_describe(&p, 3, &program);
+    CHECK(program.bq == 100 && program.Tq == 400 && program.bk == 8 && program.Tkv == 8 && program.scale == 3);
+    p.Skv = 0;
+    ra__pjrt_describe(&p, 3, &program);
+    CHECK(program.Tkv == 8 && program.bk == 8); /* filled up altogether */
+}
+
 /* ---- golden texts ---- */
 
 static void check_golden(const char *name, const struct ra__pjrt_program *program) {
@@ -359,11 +386,14 @@ static void refused(void) {
     CHECK_OK(ra__pjrt_unsupported(&good, RA__PJRT_DEVICES));
     check_refused(&good, RA__PJRT_DEVICES + 1, "513 devices");
     p = good;
-    p.Skv = (int64_t)1 << 30;
-    check_refused(&p, 4, "1073741824 keys");
+    p.Skv = (int64_t)1 << 29;
+    check_refused(&p, 4, "536870912 keys");
+    p.Skv--;
+    CHECK_OK(ra__pjrt_unsupported(&p, 4));
     p = good;
-    p.k_chunk = (int64_t)1 << 29;
-    check_refused(&p, 4, "chunks");
+    p.dropout = 0.5;
+    p.B = (int64_t)1 << 32;
+    check_refused(&p, 4, "2^32 heads");
     for (int i = 0; i < 64; i++) { /* alternate keys, to 15 slices over each query, then to 16 over one */
         const int64_t row[5] = {i / 15, i / 15 + 1, 2 * (i % 15), 2 * (i % 15) + 1, RA_SLICE_FULL};
         memcpy(slices[i], row, sizeof row);
@@ -480,6 +510,7 @@ static void arrays(void) {
 }
 
 int main(void) {
+    RUN(sizes);
     RUN(golden_texts);
     RUN(forms);
     RUN(precision);

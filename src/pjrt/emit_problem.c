@@ -34,17 +34,12 @@ static ra_status too_many_slices(const ra_problem *p) {
 }
 
 ra_status ra__pjrt_unsupported(const ra_problem *p, int P) {
-    const int64_t longest = INT32_MAX / 2; /* positions have 32 bits, and shards are filled up to tiles */
+    const int64_t longest = INT32_MAX / 4; /* indices have 32 bits, and shards filled up to tiles are up to twice as long */
     if (P > RA__PJRT_DEVICES)
         return ra__fail(RA_ERR_UNSUPPORTED, "%d devices: the longest ring has %d", P, RA__PJRT_DEVICES);
     if (p->Sq > longest || p->Skv > longest)
-        return ra__fail(RA_ERR_UNSUPPORTED, "%lld queries and %lld keys: a sequence has at most 2^30 - 1 tokens", (long long)p->Sq,
+        return ra__fail(RA_ERR_UNSUPPORTED, "%lld queries and %lld keys: a sequence has at most 2^29 - 1 tokens", (long long)p->Sq,
                         (long long)p->Skv);
-    if (p->q_chunk > longest / P || p->k_chunk > longest / P)
-        return ra__fail(RA_ERR_UNSUPPORTED,
-                        "chunks of %lld queries and %lld keys on %d devices: shards filled up to them have more than "
-                        "2^30 - 1 tokens together",
-                        (long long)p->q_chunk, (long long)p->k_chunk, P);
     if (p->dropout > 0 && p->B > UINT32_MAX / p->H)
         return ra__fail(RA_ERR_UNSUPPORTED, "dropout: its counters tell 2^32 heads of a batch apart, not %lld x %lld", (long long)p->B,
                         (long long)p->H);
@@ -57,10 +52,11 @@ static int64_t round_up(int64_t n, int64_t to) {
     return (n + to - 1) / to * to;
 }
 
-/* Rows of a tile for shards of T tokens: as asked for, else `usual`, or all of a shorter shard. */
+/* Rows of a tile for shards of T tokens: as asked for, else `usual`; all of a shorter shard. */
 static int64_t tile(int64_t asked, int64_t usual, int64_t T) {
     const int64_t all = round_up(T > 0 ? T : 1, 8);
-    return asked > 0 ? asked : all < usual ? all : usual;
+    const int64_t wanted = asked > 0 ? asked : usual;
+    return wanted < all ? wanted : all;
 }
 
 static int64_t longest_shard(ra_layout layout, int64_t S, int P) {

@@ -147,9 +147,13 @@ static void check_form(const char *text, const char *name) {
     enum { MOST = 20000 };
     static int depth_of[MOST];
     memset(depth_of, 0, sizeof depth_of);
-    int depth = 0, round = 0, last = 0;
+    int depth = 0, round = 0, last = 0, result_of_line = 0, depth_of_line = 0;
     for (const char *at = text; *at; at++) {
         round += (*at == '(') - (*at == ')');
+        if (*at == '\n') { /* an operation's result is known behind it */
+            depth_of[result_of_line] = depth_of_line;
+            result_of_line = 0;
+        }
         if (*at == '{')
             depth++;
         if (*at == '}') {
@@ -163,14 +167,18 @@ static void check_form(const char *text, const char *name) {
         const int id = (int)strtol(at + 1, &end, 10);
         if (!CHECK(id > 0 && id < MOST))
             return;
-        const bool result = at[-1] == ' ' && (strncmp(end, " = ", 3) == 0 || (*end == ':' && isdigit((unsigned char)end[1])));
-        const bool parameter = (at[-1] == '(' || at[-1] == ' ') && (strncmp(end, ": tensor", 8) == 0 || strncmp(end, " = %", 4) == 0);
+        const bool of_loop = strncmp(end, " = %", 4) == 0;
+        const bool parameter = (at[-1] == '(' || at[-1] == ' ') && (of_loop || strncmp(end, ": tensor", 8) == 0);
+        const bool result = !parameter && (strncmp(end, " = ", 3) == 0 || (*end == ':' && isdigit((unsigned char)end[1])));
         if (result || parameter) {
             CHECK_MSG(depth_of[id] == 0, "%s: %%%d is defined twice", name, id);
-            depth_of[id] = parameter ? depth + 1 : depth; /* a region's own arguments are known inside it */
             last = id > last ? id : last;
-            if (strncmp(end, " = %", 4) == 0)
-                depth_of[id] = depth;
+        }
+        if (result) {
+            result_of_line = id;
+            depth_of_line = depth;
+        } else if (parameter) { /* of a function: known inside it; of a loop: in its regions, whose braces close one after the other */
+            depth_of[id] = of_loop ? depth : depth + 1;
         } else if (!CHECK_MSG(depth_of[id] > 0, "%s: %%%d is not defined where it is used", name, id)) {
             return;
         }

@@ -24,23 +24,25 @@ static value either(struct ra__hlo *h, value a, value b, value c) {
     return ra__hlo_binary(h, "xor", ra__hlo_binary(h, "xor", a, b), c);
 }
 
-/* Ten rounds; key: scalars. */
+/* Ten rounds; key: scalars. They are a loop, since a compiler that fuses all of them takes minutes over it. */
 static void philox(struct ra__hlo *h, value counter[4], const value key[2]) {
     static const uint32_t multiplier[] = {0xD2511F53, 0xCD9E8D57}, weyl[] = {0x9E3779B9, 0xBB67AE85};
-    const struct ra__hlo_type type = counter[0].type;
-    value k[2] = {key[0], key[1]};
-    for (int round = 0; round < 10; round++) {
-        value high[2], low[2];
-        for (int i = 0; i < 2; i++) {
-            if (round)
-                k[i] = ra__hlo_binary(h, "add", k[i], constant(h, k[i].type, weyl[i]));
-            multiply(h, multiplier[i], counter[2 * i], &high[i], &low[i]);
-        }
-        counter[0] = either(h, high[1], counter[1], ra__hlo_spread(h, k[0], type));
-        counter[2] = either(h, high[0], counter[3], ra__hlo_spread(h, k[1], type));
-        counter[1] = low[1];
-        counter[3] = low[0];
+    const value initial[6] = {counter[0], counter[1], counter[2], counter[3], key[0], key[1]};
+    struct ra__hlo_loop loop;
+    ra__hlo_loop_begin(h, &loop, 10, 6, initial);
+    const value *c = loop.carried, *k = loop.carried + 4;
+    value high[2], low[2], next[6];
+    for (int i = 0; i < 2; i++) {
+        multiply(h, multiplier[i], c[2 * i], &high[i], &low[i]);
+        next[4 + i] = ra__hlo_binary(h, "add", k[i], constant(h, k[i].type, weyl[i]));
     }
+    next[0] = either(h, high[1], c[1], ra__hlo_spread(h, k[0], c[0].type));
+    next[1] = low[1];
+    next[2] = either(h, high[0], c[3], ra__hlo_spread(h, k[1], c[0].type));
+    next[3] = low[0];
+    ra__hlo_loop_end(h, &loop, 1, next);
+    for (int i = 0; i < 4; i++)
+        counter[i] = loop.carried[i];
 }
 
 /* One half of the seed. */

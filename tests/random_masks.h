@@ -87,7 +87,7 @@ struct results {
     size_t bytes[5];
 };
 
-static struct results results_of(const struct whole *w) {
+__attribute__((unused)) static struct results results_of(const struct whole *w) {
     const ra_problem *p = &w->p;
     const float *x[5] = {w->out, w->lse, w->dq, w->dk, w->dv};
     const int64_t n[5] = {q_numel(p, p->Dv), q_numel(p, 1), q_numel(p, p->D), kv_numel(p, p->D), kv_numel(p, p->Dv)};
@@ -99,14 +99,14 @@ static struct results results_of(const struct whole *w) {
     return r;
 }
 
-static bool same_results(const struct results *a, const struct results *b) {
+__attribute__((unused)) static bool same_results(const struct results *a, const struct results *b) {
     bool same = true;
     for (int i = 0; i < 5; i++)
         same &= a->bytes[i] == b->bytes[i] && memcmp(a->x[i], b->x[i], a->bytes[i]) == 0;
     return same;
 }
 
-static void results_free(struct results *r) {
+__attribute__((unused)) static void results_free(struct results *r) {
     for (int i = 0; i < 5; i++)
         free(r->x[i]);
 }

@@ -148,13 +148,13 @@ static void devices(void) {
     CHECK_EQ_INT(live_in("fake_good.so"), 0);
 }
 
-static ra_status compile(struct ra__pjrt *p, const char *text, int replicas, const int *order, struct ra__pjrt_program **program) {
+static ra_status compile(struct ra__pjrt *p, const char *text, int replicas, const int *order, struct ra__pjrt_executable **program) {
     return ra__pjrt_compile(p, text, strlen(text), replicas, order, program);
 }
 
 static void what_is_refused_before_the_plugin_sees_it(void) {
     struct ra__pjrt *p = opened("fake_good.so");
-    struct ra__pjrt_program *program = NULL;
+    struct ra__pjrt_executable *program = NULL;
     if (!p)
         return;
     CHECK_STATUS(compile(p, "", 1, NULL, &program), RA_ERR_INVALID);
@@ -173,7 +173,7 @@ static void what_is_refused_before_the_plugin_sees_it(void) {
 }
 
 static void plugins_that_die_while_compiling(void) {
-    struct ra__pjrt_program *program = NULL;
+    struct ra__pjrt_executable *program = NULL;
     struct ra__pjrt *p = opened("fake_abort.so"), *q = opened("fake_leave.so"), *r = opened("fake_without.so");
     if (!p || !q || !r)
         return;
@@ -192,7 +192,7 @@ static void plugins_that_die_while_compiling(void) {
 
 /* A caller that ignores SIGCHLD never learns how a child ended. */
 static void children_that_nobody_waits_for(void) {
-    struct ra__pjrt_program *program = NULL;
+    struct ra__pjrt_executable *program = NULL;
     struct ra__pjrt *p = opened("fake_abort.so");
     void (*before)(int) = signal(SIGCHLD, SIG_IGN);
     if (!p)
@@ -214,15 +214,15 @@ static void children_that_nobody_waits_for(void) {
 
 enum { REPLICAS = 2 };
 
-static struct ra__pjrt_array array(void *data, enum ra__pjrt_type type, int64_t rows, int64_t columns) {
-    return (struct ra__pjrt_array){.type = type, .dim_count = 2, .dims = {rows, columns}, .data = data};
+static struct ra__pjrt_host_array array(void *data, enum ra__pjrt_type type, int64_t rows, int64_t columns) {
+    return (struct ra__pjrt_host_array){.type = type, .dim_count = 2, .dims = {rows, columns}, .data = data};
 }
 
 /* Two inputs to each of two replicas; the output is the first. */
 static ra_status run_on(struct ra__pjrt *p, bool *right) {
-    struct ra__pjrt_program *program;
+    struct ra__pjrt_executable *program;
     float in[2 * REPLICAS][6], out[REPLICAS][6] = {{0}};
-    struct ra__pjrt_array inputs[2 * REPLICAS], outputs[REPLICAS];
+    struct ra__pjrt_host_array inputs[2 * REPLICAS], outputs[REPLICAS];
     for (int i = 0; i < 2 * REPLICAS; i++) {
         for (int x = 0; x < 6; x++)
             in[i][x] = (float)(10 * i + x);
@@ -234,7 +234,7 @@ static ra_status run_on(struct ra__pjrt *p, bool *right) {
     if (s != RA_OK)
         return s;
     s = ra__pjrt_run(program, inputs, 2, outputs, 1);
-    ra__pjrt_program_destroy(program);
+    ra__pjrt_executable_destroy(program);
     *right = true;
     for (int r = 0; r < REPLICAS; r++)
         *right = *right && memcmp(out[r], in[2 * r], sizeof out[r]) == 0;
@@ -269,18 +269,18 @@ static void runs(void) {
 
 static void arrays_that_do_not_fit(void) {
     struct ra__pjrt *p = opened("fake_good.so");
-    struct ra__pjrt_program *program = NULL;
+    struct ra__pjrt_executable *program = NULL;
     if (!p)
         return;
     float x[6] = {0}, y[6] = {0};
     if (!CHECK_OK(compile(p, "text", 1, NULL, &program)))
         return;
-    const struct ra__pjrt_array in = array(x, RA__PJRT_F32, 2, 3), out = array(y, RA__PJRT_F32, 2, 3);
-    CHECK_EQ_INT(ra__pjrt_program_outputs(program), 1);
+    const struct ra__pjrt_host_array in = array(x, RA__PJRT_F32, 2, 3), out = array(y, RA__PJRT_F32, 2, 3);
+    CHECK_EQ_INT(ra__pjrt_executable_outputs(program), 1);
     CHECK_STATUS(ra__pjrt_run(program, &in, 1, &out, 2), RA_ERR_INVALID);
     says("the program has 1 outputs");
     const struct {
-        struct ra__pjrt_array x;
+        struct ra__pjrt_host_array x;
         ra_status status;
         const char *words;
     } bad[] = {{array(y, RA__PJRT_F32, 3, 2), RA_ERR_INVALID, "another shape"},
@@ -295,7 +295,7 @@ static void arrays_that_do_not_fit(void) {
         says(bad[i].words);
     }
     CHECK_OK(ra__pjrt_run(program, &in, 1, &out, 1));
-    ra__pjrt_program_destroy(program);
+    ra__pjrt_executable_destroy(program);
     ra__pjrt_close(p);
     CHECK_EQ_INT(live_in("fake_good.so"), 0);
 }

@@ -1,5 +1,5 @@
 /* The PJRT client with a real plugin for the processor (tools/pjrt_plugins.sh cpu): rings of 1, 2, 4, 5 and 8 devices in this process. */
-#define _GNU_SOURCE /* mkdtemp, popen, glob */
+#define _GNU_SOURCE /* mkdtemp, glob; pjrt_plugin.h */
 #include <glob.h>
 #include <stdbool.h>
 #include <string.h>
@@ -9,22 +9,9 @@
 #include "base/half.h"
 #include "check.h"
 #include "pjrt/client.h"
+#include "pjrt_plugin.h"
 
-static char plugin[4096], folder[] = "/tmp/ra_pjrt_XXXXXX";
-
-static void find_plugin(void) {
-    char command[4096];
-    const char *tools = getenv("RA_TOOLS");
-    snprintf(command, sizeof command, "%s/pjrt_plugins.sh cpu", tools ? tools : "tools");
-    FILE *pipe = popen(command, "r");
-    if (!pipe || !fgets(plugin, sizeof plugin, pipe))
-        CHECK_SKIP("tools/pjrt_plugins.sh does not run");
-    plugin[strcspn(plugin, "\n")] = 0;
-    if (pclose(pipe) != 0) {
-        printf("%s\n", plugin);
-        exit(77);
-    }
-}
+static char folder[] = "/tmp/ra_pjrt_XXXXXX";
 
 static bool says(const char *words) {
     return CHECK_MSG(strstr(ra_last_error(), words) != NULL, "\"%s\" does not say \"%s\"", ra_last_error(), words);
@@ -70,10 +57,10 @@ static void put(void *x, enum ra__pjrt_type type, int i, int value) {
         ((uint16_t *)x)[i] = type == RA__PJRT_BF16 ? ra__to_bf16((float)value) : ra__to_f16((float)value);
 }
 
-static ra_status run_ring(struct ra__pjrt_program *program, int P, enum ra__pjrt_type type, bool *right) {
+static ra_status run_ring(struct ra__pjrt_executable *program, int P, enum ra__pjrt_type type, bool *right) {
     char x[MOST][N * 4], y[MOST][N * 4], expected[MOST][N * 4] = {{0}};
     int32_t n[MOST], m[MOST];
-    struct ra__pjrt_array in[2 * MOST] = {0}, out[2 * MOST] = {0};
+    struct ra__pjrt_host_array in[2 * MOST] = {0}, out[2 * MOST] = {0};
     const size_t bytes = type == RA__PJRT_F32 || type == RA__PJRT_S32 ? N * 4 : N * 2;
     for (int r = 0; r < P; r++) {
         for (int i = 0; i < N; i++) {
@@ -81,10 +68,10 @@ static ra_status run_ring(struct ra__pjrt_program *program, int P, enum ra__pjrt
             put(expected[r], type, i, 2 * (10 * ((r + P - 1) % P) + i));
         }
         n[r] = 1000 * r;
-        in[2 * r] = (struct ra__pjrt_array){type, 2, {2, 3}, x[r]};
-        in[2 * r + 1] = (struct ra__pjrt_array){RA__PJRT_S32, 0, {0}, &n[r]};
-        out[2 * r] = (struct ra__pjrt_array){type, 2, {2, 3}, y[r]};
-        out[2 * r + 1] = (struct ra__pjrt_array){RA__PJRT_S32, 0, {0}, &m[r]};
+        in[2 * r] = (struct ra__pjrt_host_array){type, 2, {2, 3}, x[r]};
+        in[2 * r + 1] = (struct ra__pjrt_host_array){RA__PJRT_S32, 0, {0}, &n[r]};
+        out[2 * r] = (struct ra__pjrt_host_array){type, 2, {2, 3}, y[r]};
+        out[2 * r + 1] = (struct ra__pjrt_host_array){RA__PJRT_S32, 0, {0}, &m[r]};
     }
     memset(y, 0xff, sizeof y);
     ra_status s = ra__pjrt_run(program, in, 2, out, 2);
@@ -94,7 +81,7 @@ static ra_status run_ring(struct ra__pjrt_program *program, int P, enum ra__pjrt
     return s;
 }
 
-static ra_status compile(struct ra__pjrt *p, const char *text, int replicas, const int *order, struct ra__pjrt_program **program) {
+static ra_status compile(struct ra__pjrt *p, const char *text, int replicas, const int *order, struct ra__pjrt_executable **program) {
     return ra__pjrt_compile(p, text, strlen(text), replicas, order, program);
 }
 
@@ -112,7 +99,7 @@ static void rings(void) {
         CHECK_EQ_INT(ra__pjrt_device_count(p), P);
         CHECK(strcmp(ra__pjrt_platform(p), "cpu") == 0);
         for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
-            struct ra__pjrt_program *program = NULL;
+            struct ra__pjrt_executable *program = NULL;
             if (!CHECK_OK(compile(p, ring_program(P, types[t].name), P, NULL, &program)))
                 continue;
             for (int run = 0; run < 3; run++) {
@@ -120,7 +107,7 @@ static void rings(void) {
                 CHECK_OK(run_ring(program, P, types[t].type, &right));
                 CHECK_MSG(right, "%d devices, %s, run %d: wrong result", P, types[t].name, run);
             }
-            ra__pjrt_program_destroy(program);
+            ra__pjrt_executable_destroy(program);
         }
         ra__pjrt_close(p);
     }
@@ -129,7 +116,7 @@ static void rings(void) {
 /* Fewer replicas than devices, on devices in an order of the caller's. */
 static void an_order_of_devices(void) {
     struct ra__pjrt *p = opened(8, "");
-    struct ra__pjrt_program *program = NULL;
+    struct ra__pjrt_executable *program = NULL;
     bool right;
     if (!p)
         return;
@@ -137,7 +124,7 @@ static void an_order_of_devices(void) {
         CHECK_OK(run_ring(program, 4, RA__PJRT_F32, &right));
         CHECK(right);
     }
-    ra__pjrt_program_destroy(program);
+    ra__pjrt_executable_destroy(program);
     ra__pjrt_close(p);
 }
 
@@ -158,16 +145,16 @@ static const char *entry(void) {
 
 static void compile_and_run(bool cached, const char *when) {
     struct ra__pjrt *p = opened(4, folder);
-    struct ra__pjrt_program *program = NULL;
+    struct ra__pjrt_executable *program = NULL;
     bool right = false;
     if (!p)
         return;
     if (CHECK_OK(compile(p, ring_program(4, "f32"), 4, NULL, &program))) {
-        CHECK_MSG(ra__pjrt_program_was_cached(program) == cached, "%s: cached %d, expected %d", when, !cached, cached);
+        CHECK_MSG(ra__pjrt_executable_was_cached(program) == cached, "%s: cached %d, expected %d", when, !cached, cached);
         CHECK_OK(run_ring(program, 4, RA__PJRT_F32, &right));
         CHECK_MSG(right, "%s: wrong result", when);
     }
-    ra__pjrt_program_destroy(program);
+    ra__pjrt_executable_destroy(program);
     ra__pjrt_close(p);
 }
 
@@ -185,16 +172,16 @@ static void programs_are_kept(void) {
     compile_and_run(false, "after truncation");
     compile_and_run(true, "after repair");
     struct ra__pjrt *p = opened(4, folder); /* another order is another program */
-    struct ra__pjrt_program *program = NULL;
+    struct ra__pjrt_executable *program = NULL;
     if (p && CHECK_OK(compile(p, ring_program(4, "f32"), 4, (int[]){3, 2, 1, 0}, &program)))
-        CHECK(!ra__pjrt_program_was_cached(program));
-    ra__pjrt_program_destroy(program);
+        CHECK(!ra__pjrt_executable_was_cached(program));
+    ra__pjrt_executable_destroy(program);
     ra__pjrt_close(p);
 }
 
 static void bad_programs(void) {
     struct ra__pjrt *p = opened(2, "");
-    struct ra__pjrt_program *program = NULL;
+    struct ra__pjrt_executable *program = NULL;
     if (!p)
         return;
     static const char *const texts[] = {"module {", "\n", "not a program at all",
@@ -213,13 +200,13 @@ static void bad_programs(void) {
 
 static void wrong_arrays(void) {
     struct ra__pjrt *p = opened(1, "");
-    struct ra__pjrt_program *program = NULL;
+    struct ra__pjrt_executable *program = NULL;
     float x[8] = {0}, y[8] = {0};
     int32_t n = 0, m = 0;
     if (!p || !CHECK_OK(compile(p, ring_program(1, "f32"), 1, NULL, &program)))
         return;
-    struct ra__pjrt_array in[2] = {{RA__PJRT_F32, 2, {2, 3}, x}, {RA__PJRT_S32, 0, {0}, &n}},
-                          out[2] = {{RA__PJRT_F32, 2, {2, 3}, y}, {RA__PJRT_S32, 0, {0}, &m}};
+    struct ra__pjrt_host_array in[2] = {{RA__PJRT_F32, 2, {2, 3}, x}, {RA__PJRT_S32, 0, {0}, &n}},
+                               out[2] = {{RA__PJRT_F32, 2, {2, 3}, y}, {RA__PJRT_S32, 0, {0}, &m}};
     CHECK_OK(ra__pjrt_run(program, in, 2, out, 2));
     CHECK(ra__pjrt_run(program, in, 1, out, 2) != RA_OK);
     says("pjrt_c_api_cpu_plugin.so: run: ");
@@ -231,7 +218,7 @@ static void wrong_arrays(void) {
     CHECK_STATUS(ra__pjrt_run(program, in, 2, out, 2), RA_ERR_INVALID);
     out[0].dims[0] = 2;
     CHECK_OK(ra__pjrt_run(program, in, 2, out, 2)); /* none of it did any harm */
-    ra__pjrt_program_destroy(program);
+    ra__pjrt_executable_destroy(program);
     ra__pjrt_close(p);
 }
 

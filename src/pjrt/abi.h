@@ -291,6 +291,6 @@ enum ra__pj_error_code {
     RA__PJ_INTERNAL = 13
 };
 
-enum ra__pj_type { RA__PJ_S32 = 4, RA__PJ_F16 = 10, RA__PJ_F32 = 11, RA__PJ_BF16 = 13 };
+enum ra__pj_type { RA__PJ_S32 = 4, RA__PJ_U32 = 8, RA__PJ_F16 = 10, RA__PJ_F32 = 11, RA__PJ_BF16 = 13 };
 
 #endif

@@ -13,7 +13,7 @@
 #include "ringattention.h"
 
 struct ra__pjrt;
-struct ra__pjrt_program;
+struct ra__pjrt_executable;
 
 struct ra__pjrt_options {
     int devices;                   /* a CPU plugin makes that many of the processor; 0: as many as it likes. Others have what they have */
@@ -40,18 +40,18 @@ const char *ra__pjrt_platform(const struct ra__pjrt *p); /* "cpu", "tpu", ... */
  * Errors: ERR_INVALID (number of replicas, order, an empty text), ERR_UNSUPPORTED (the plugin refuses the program, or dies of it),
  * ERR_TIMEOUT, ERR_MEMORY, ERR_INTERNAL. */
 ra_status ra__pjrt_compile(struct ra__pjrt *p, const char *text, size_t bytes, int replicas, const int *order,
-                           struct ra__pjrt_program **program);
-void ra__pjrt_program_destroy(struct ra__pjrt_program *program); /* NULL is allowed */
+                           struct ra__pjrt_executable **program);
+void ra__pjrt_executable_destroy(struct ra__pjrt_executable *program); /* NULL is allowed */
 
-int ra__pjrt_program_outputs(const struct ra__pjrt_program *program);
-bool ra__pjrt_program_was_cached(const struct ra__pjrt_program *program);
+int ra__pjrt_executable_outputs(const struct ra__pjrt_executable *program);
+bool ra__pjrt_executable_was_cached(const struct ra__pjrt_executable *program);
 
 /* The numbers are the interface's own. */
-enum ra__pjrt_type { RA__PJRT_S32 = 4, RA__PJRT_F16 = 10, RA__PJRT_F32 = 11, RA__PJRT_BF16 = 13 };
+enum ra__pjrt_type { RA__PJRT_S32 = 4, RA__PJRT_U32 = 8, RA__PJRT_F16 = 10, RA__PJRT_F32 = 11, RA__PJRT_BF16 = 13 };
 enum { RA__PJRT_MAX_DIMS = 8 };
 
 /* A host array, row-major without gaps. */
-struct ra__pjrt_array {
+struct ra__pjrt_host_array {
     enum ra__pjrt_type type;
     int dim_count;
     int64_t dims[RA__PJRT_MAX_DIMS];
@@ -61,7 +61,7 @@ struct ra__pjrt_array {
 /* Copies inputs[r * input_count + i] to the device of replica r, runs all replicas, and copies outputs[r * output_count + i] back. An
  * output whose type or shape is not the program's is an error. inputs are only read, and outputs undefined after an error. Errors:
  * ERR_INVALID, ERR_MEMORY (also a device's), ERR_UNSUPPORTED, ERR_INTERNAL. */
-ra_status ra__pjrt_run(struct ra__pjrt_program *program, const struct ra__pjrt_array *inputs, int input_count,
-                       const struct ra__pjrt_array *outputs, int output_count);
+ra_status ra__pjrt_run(struct ra__pjrt_executable *program, const struct ra__pjrt_host_array *inputs, int input_count,
+                       const struct ra__pjrt_host_array *outputs, int output_count);
 
 #endif

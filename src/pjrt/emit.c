@@ -76,6 +76,8 @@ static struct ra__pjrt_array operand(const struct ra__pjrt_program *p, int which
     return table[which].given ? table[which].array : (struct ra__pjrt_array){0};
 }
 
+_Static_assert((int)RA__PJRT_OPERANDS <= (int)RA__PJRT_ARRAYS, "every operand may be an input");
+
 int ra__pjrt_inputs(const struct ra__pjrt_program *p, struct ra__pjrt_array *array) {
     int n = 0;
     for (int i = 0; i < RA__PJRT_OPERANDS; i++) {

@@ -17,7 +17,7 @@
 
 enum { RA__PJRT_SPANS = 16 };    /* most intervals of keys that a query may see */
 enum { RA__PJRT_DEVICES = 512 }; /* longest ring */
-enum { RA__PJRT_ARRAYS = 16 };   /* at least the most inputs, or outputs, of a program */
+enum { RA__PJRT_ARRAYS = 18 };   /* most inputs, or outputs, of a program: those of a backward with everything */
 enum { RA__PJRT_UNROLLED = 8 };  /* usual `unrolled`; docs/engines.md has the figures */
 
 struct ra__pjrt_program {

@@ -117,7 +117,7 @@ void ra__pjrt_serve(int in, int out);
 
 /* ---- program.c */
 
-struct ra__pjrt_program {
+struct ra__pjrt_executable {
     struct ra__pjrt *client;
     ra__pj_object *loaded;
     int replicas, outputs, launches;

@@ -91,7 +91,7 @@ static struct ra__pjrt_key key_of(const struct ra__pjrt *p, const char *text, si
 
 /* ---- a loaded executable becomes a program */
 
-static ra_status count_outputs(struct ra__pjrt_program *program) {
+static ra_status count_outputs(struct ra__pjrt_executable *program) {
     const struct ra__pjrt_plugin *plugin = &program->client->plugin;
     struct ra__pj_get_args get = {.head = RA__PJ_HEAD(ra__pj_get_args), .object = program->loaded};
     RA__TRY(ra__pjrt_call(plugin, RA__PJ_LOADED_EXECUTABLE, &get, "program"));
@@ -102,7 +102,7 @@ static ra_status count_outputs(struct ra__pjrt_program *program) {
     return s;
 }
 
-static ra_status find_devices(struct ra__pjrt_program *program) {
+static ra_status find_devices(struct ra__pjrt_executable *program) {
     struct ra__pj_list_args list = {.head = RA__PJ_HEAD(ra__pj_list_args), .object = program->loaded};
     RA__TRY(ra__pjrt_call(&program->client->plugin, RA__PJ_LOADED_DEVICES, &list, "devices of the program"));
     if (list.count != (size_t)program->replicas)
@@ -113,42 +113,42 @@ static ra_status find_devices(struct ra__pjrt_program *program) {
 }
 
 /* Takes over `loaded`. */
-static ra_status adopt(struct ra__pjrt *p, ra__pj_object *loaded, int replicas, struct ra__pjrt_program **program) {
-    struct ra__pjrt_program *made = ra__alloc_zero(&p->allocator, sizeof *made);
+static ra_status adopt(struct ra__pjrt *p, ra__pj_object *loaded, int replicas, struct ra__pjrt_executable **program) {
+    struct ra__pjrt_executable *made = ra__alloc_zero(&p->allocator, sizeof *made);
     if (!made) {
         ra__pjrt_destroy(&p->plugin, RA__PJ_LOADED_DESTROY, loaded);
         return ra__fail(RA_ERR_MEMORY, "no memory for a program (%zu bytes)", sizeof *made);
     }
-    *made = (struct ra__pjrt_program){.client = p, .loaded = loaded, .replicas = replicas};
+    *made = (struct ra__pjrt_executable){.client = p, .loaded = loaded, .replicas = replicas};
     ra_status s = count_outputs(made);
     if (s == RA_OK)
         s = find_devices(made);
     if (s == RA_OK)
         *program = made;
     else
-        ra__pjrt_program_destroy(made);
+        ra__pjrt_executable_destroy(made);
     return s;
 }
 
-void ra__pjrt_program_destroy(struct ra__pjrt_program *program) {
+void ra__pjrt_executable_destroy(struct ra__pjrt_executable *program) {
     if (!program)
         return;
     ra__pjrt_destroy(&program->client->plugin, RA__PJ_LOADED_DESTROY, program->loaded);
     ra__free(&program->client->allocator, program);
 }
 
-int ra__pjrt_program_outputs(const struct ra__pjrt_program *program) {
+int ra__pjrt_executable_outputs(const struct ra__pjrt_executable *program) {
     return program->outputs;
 }
 
-bool ra__pjrt_program_was_cached(const struct ra__pjrt_program *program) {
+bool ra__pjrt_executable_was_cached(const struct ra__pjrt_executable *program) {
     return program->was_cached;
 }
 
 /* ---- from and to the cache */
 
 /* An entry that the plugin refuses counts as none. */
-static bool load(struct ra__pjrt *p, struct ra__pjrt_key key, int replicas, struct ra__pjrt_program **program) {
+static bool load(struct ra__pjrt *p, struct ra__pjrt_key key, int replicas, struct ra__pjrt_executable **program) {
     struct ra__pj_deserialize_args args = {.head = RA__PJ_HEAD(ra__pj_deserialize_args), .client = p->client};
     void *data = ra__pjrt_cache_read(&p->allocator, p->cache, key, &args.count);
     if (!data)
@@ -162,7 +162,7 @@ static bool load(struct ra__pjrt *p, struct ra__pjrt_key key, int replicas, stru
 }
 
 /* Plugins that cannot serialise have no cache. */
-static void save(struct ra__pjrt_program *program, struct ra__pjrt_key key) {
+static void save(struct ra__pjrt_executable *program, struct ra__pjrt_key key) {
     const struct ra__pjrt_plugin *plugin = &program->client->plugin;
     struct ra__pj_get_args get = {.head = RA__PJ_HEAD(ra__pj_get_args), .object = program->loaded};
     if (!*program->client->cache || ra__pjrt_call(plugin, RA__PJ_LOADED_EXECUTABLE, &get, "program") != RA_OK)
@@ -179,7 +179,7 @@ static void save(struct ra__pjrt_program *program, struct ra__pjrt_key key) {
 /* ---- compiling */
 
 static ra_status compile(struct ra__pjrt *p, const char *text, size_t bytes, const struct ra__pjrt_bytes *options, int replicas,
-                         struct ra__pjrt_program **program) {
+                         struct ra__pjrt_executable **program) {
     struct ra__pj_program source = {
         .head = RA__PJ_HEAD(ra__pj_program), .code = (char *)text, .code_bytes = bytes, .format = "mlir", .format_length = strlen("mlir")};
     struct ra__pj_compile_args args = {.head = RA__PJ_HEAD(ra__pj_compile_args),
@@ -220,7 +220,7 @@ static ra_status compile_in_child(const struct ra__pjrt *p, const char *text, si
 }
 
 static ra_status find_or_compile(struct ra__pjrt *p, const char *text, size_t bytes, int replicas, const int *order,
-                                 const struct ra__pjrt_bytes *options, struct ra__pjrt_program **program) {
+                                 const struct ra__pjrt_bytes *options, struct ra__pjrt_executable **program) {
     const struct ra__pjrt_key key = key_of(p, text, bytes, options);
     if (load(p, key, replicas, program)) {
         (*program)->was_cached = true;
@@ -237,7 +237,7 @@ static ra_status find_or_compile(struct ra__pjrt *p, const char *text, size_t by
 }
 
 ra_status ra__pjrt_compile(struct ra__pjrt *p, const char *text, size_t bytes, int replicas, const int *order,
-                           struct ra__pjrt_program **program) {
+                           struct ra__pjrt_executable **program) {
     RA__TRY(check(p, text, bytes, replicas, order));
     struct ra__pjrt_bytes options = {.data = ra__alloc(&p->allocator, ra__pjrt_options_room(replicas))};
     if (!options.data)

@@ -6,12 +6,12 @@
 #include "base/status.h"
 #include "pjrt/internal.h"
 
-_Static_assert((int)RA__PJRT_S32 == RA__PJ_S32 && (int)RA__PJRT_F16 == RA__PJ_F16, "types");
+_Static_assert((int)RA__PJRT_S32 == RA__PJ_S32 && (int)RA__PJRT_U32 == RA__PJ_U32 && (int)RA__PJRT_F16 == RA__PJ_F16, "types");
 _Static_assert((int)RA__PJRT_F32 == RA__PJ_F32 && (int)RA__PJRT_BF16 == RA__PJ_BF16, "types");
 
 /* Tables of one run. Every object in them is destroyed at its end, whatever happened. */
 struct run {
-    struct ra__pjrt_program *program;
+    struct ra__pjrt_executable *program;
     const struct ra__pjrt_plugin *plugin;
     int input_count, output_count;
     ra__pj_object **inputs, **outputs;             /* [replicas][count] */
@@ -21,11 +21,13 @@ struct run {
 };
 
 static size_t element_bytes(enum ra__pjrt_type type) {
-    return type == RA__PJRT_F32 || type == RA__PJRT_S32 ? 4 : 2;
+    return type == RA__PJRT_F16 || type == RA__PJRT_BF16 ? 2 : 4;
 }
 
-static ra_status check_array(const struct run *run, const struct ra__pjrt_array *x, const char *what, int replica, int i) {
-    bool known = x->type == RA__PJRT_F32 || x->type == RA__PJRT_S32 || x->type == RA__PJRT_F16 || x->type == RA__PJRT_BF16, over = false;
+static ra_status check_array(const struct run *run, const struct ra__pjrt_host_array *x, const char *what, int replica, int i) {
+    bool known = x->type == RA__PJRT_F32 || x->type == RA__PJRT_S32 || x->type == RA__PJRT_U32 || x->type == RA__PJRT_F16 ||
+                 x->type == RA__PJRT_BF16;
+    bool over = false;
     int64_t bytes = (int64_t)element_bytes(x->type);
     if (!known || x->dim_count < 0 || x->dim_count > RA__PJRT_MAX_DIMS)
         return ra__fail(RA_ERR_INVALID, "%s: run: %s %d of replica %d: type %d, %d dimensions", run->plugin->name, what, i, replica,
@@ -43,7 +45,7 @@ static ra_status check_array(const struct run *run, const struct ra__pjrt_array 
     return RA_OK;
 }
 
-static ra_status check(const struct run *run, const struct ra__pjrt_array *inputs, const struct ra__pjrt_array *outputs) {
+static ra_status check(const struct run *run, const struct ra__pjrt_host_array *inputs, const struct ra__pjrt_host_array *outputs) {
     if (run->input_count < 0 || run->output_count != run->program->outputs)
         return ra__fail(RA_ERR_INVALID, "%s: run: %d inputs and %d outputs; the program has %d outputs", run->plugin->name,
                         run->input_count, run->output_count, run->program->outputs);
@@ -104,7 +106,7 @@ static ra_status await_all(struct run *run, ra__pj_object **events, int count, c
 
 /* ---- in */
 
-static ra_status send_one(struct run *run, const struct ra__pjrt_array *x, int replica, int i) {
+static ra_status send_one(struct run *run, const struct ra__pjrt_host_array *x, int replica, int i) {
     struct ra__pj_from_host_args args = {.head = RA__PJ_HEAD(ra__pj_from_host_args),
                                          .client = run->program->client->client,
                                          .data = x->data,
@@ -119,7 +121,7 @@ static ra_status send_one(struct run *run, const struct ra__pjrt_array *x, int r
     return RA_OK;
 }
 
-static ra_status send_all(struct run *run, const struct ra__pjrt_array *inputs) {
+static ra_status send_all(struct run *run, const struct ra__pjrt_host_array *inputs) {
     ra_status s = RA_OK;
     for (int r = 0; r < run->program->replicas && s == RA_OK; r++)
         for (int i = 0; i < run->input_count && s == RA_OK; i++)
@@ -135,7 +137,7 @@ static ra_status send_all(struct run *run, const struct ra__pjrt_array *inputs) 
 /* ---- run */
 
 static ra_status execute(struct run *run) {
-    struct ra__pjrt_program *program = run->program;
+    struct ra__pjrt_executable *program = run->program;
     struct ra__pj_execute_options options = {.head = RA__PJ_HEAD(ra__pj_execute_options), .launch = ++program->launches};
     struct ra__pj_execute_args args = {.head = RA__PJ_HEAD(ra__pj_execute_args),
                                        .executable = program->loaded,
@@ -151,7 +153,7 @@ static ra_status execute(struct run *run) {
 
 /* ---- out */
 
-static ra_status check_result(const struct run *run, ra__pj_object *buffer, const struct ra__pjrt_array *x, int replica, int i) {
+static ra_status check_result(const struct run *run, ra__pj_object *buffer, const struct ra__pjrt_host_array *x, int replica, int i) {
     struct ra__pj_number_args type = {.head = RA__PJ_HEAD(ra__pj_number_args), .object = buffer};
     struct ra__pj_dims_args dims = {.head = RA__PJ_HEAD(ra__pj_dims_args), .buffer = buffer};
     RA__TRY(ra__pjrt_call(run->plugin, RA__PJ_BUFFER_TYPE, &type, "type of an output"));
@@ -168,7 +170,7 @@ static ra_status check_result(const struct run *run, ra__pj_object *buffer, cons
     return RA_OK;
 }
 
-static ra_status fetch_one(struct run *run, const struct ra__pjrt_array *x, int replica, int i) {
+static ra_status fetch_one(struct run *run, const struct ra__pjrt_host_array *x, int replica, int i) {
     ra__pj_object *buffer = run->output_lists[replica][i];
     RA__TRY(check_result(run, buffer, x, replica, i));
     int64_t minor_to_major[RA__PJRT_MAX_DIMS], bytes = (int64_t)element_bytes(x->type);
@@ -188,15 +190,15 @@ static ra_status fetch_one(struct run *run, const struct ra__pjrt_array *x, int 
     return ra__pjrt_await(run->plugin, args.done, "copy from a device");
 }
 
-static ra_status fetch_all(struct run *run, const struct ra__pjrt_array *outputs) {
+static ra_status fetch_all(struct run *run, const struct ra__pjrt_host_array *outputs) {
     for (int r = 0; r < run->program->replicas; r++)
         for (int i = 0; i < run->output_count; i++)
             RA__TRY(fetch_one(run, &outputs[r * run->output_count + i], r, i));
     return RA_OK;
 }
 
-ra_status ra__pjrt_run(struct ra__pjrt_program *program, const struct ra__pjrt_array *inputs, int input_count,
-                       const struct ra__pjrt_array *outputs, int output_count) {
+ra_status ra__pjrt_run(struct ra__pjrt_executable *program, const struct ra__pjrt_host_array *inputs, int input_count,
+                       const struct ra__pjrt_host_array *outputs, int output_count) {
     struct run run = {.program = program, .plugin = &program->client->plugin, .input_count = input_count, .output_count = output_count};
     RA__TRY(check(&run, inputs, outputs));
     RA__TRY(make_tables(&run));

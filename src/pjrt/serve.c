@@ -56,10 +56,10 @@ static ra_status probe(int out, const struct ra__pjrt *p, struct ra__pjrt_reply 
 
 static ra_status compile(int out, struct ra__pjrt *p, const struct ra__pjrt_request *request, const int *order, const char *text,
                          struct ra__pjrt_reply *reply) {
-    struct ra__pjrt_program *program;
+    struct ra__pjrt_executable *program;
     begin(out, reply, "compile");
     RA__TRY(ra__pjrt_compile(p, text, (size_t)request->text_bytes, request->replicas, request->has_order ? order : NULL, &program));
-    ra__pjrt_program_destroy(program);
+    ra__pjrt_executable_destroy(program);
     return RA_OK;
 }
 

@@ -308,7 +308,8 @@ RA_API ra_status ra_supports(const ra_problem *problem, const char *engine, char
 
 /* Checks the problem and fixes schedule, tiles, kernels and workspace. Collective: all ranks succeed, or all fail with the reason of the
  * first rank that failed; ranks whose problems differ fail with ERR_MISMATCH, naming the field. The comm must outlive the plan.
- * Errors: ERR_INVALID, ERR_UNSUPPORTED, ERR_MISMATCH, ERR_MEMORY, ERR_OVERFLOW, ERR_PEER_LOST, ERR_TIMEOUT, ERR_LINK. */
+ * Errors: ERR_INVALID (also where the environment variable RA_ISA names no instruction set, or one that is missing here),
+ * ERR_UNSUPPORTED, ERR_MISMATCH, ERR_MEMORY, ERR_OVERFLOW, ERR_PEER_LOST, ERR_TIMEOUT, ERR_LINK. */
 RA_API ra_status ra_plan_create(ra_comm *comm, const ra_problem *problem, ra_plan **plan);
 RA_API void ra_plan_destroy(ra_plan *plan); /* NULL is allowed */
 
@@ -442,7 +443,7 @@ RA_API size_t ra_ffn_workspace_bytes(const ra_ffn *f); /* O(chunk * F); for eith
 /* workspace: as given by ra_ffn_workspace_bytes, aligned to 64, or NULL to allocate it. y may equal x.
  * oneDNN allocates its primitives and packing buffers by malloc, whatever the allocator; a cache of them stays with the process.
  * Several threads may be in these functions at once, each with its own arguments and workspace.
- * Errors: ERR_INVALID, ERR_MEMORY, ERR_OVERFLOW, ERR_UNSUPPORTED (built without oneDNN and CBLAS). */
+ * Errors: ERR_INVALID (RA_ISA included, as for plans), ERR_MEMORY, ERR_OVERFLOW, ERR_UNSUPPORTED (built without oneDNN and CBLAS). */
 RA_API ra_status ra_ffn_forward(const ra_ffn *f, const ra_ffn_args *args, void *workspace);
 RA_API ra_status ra_ffn_backward(const ra_ffn *f, const ra_ffn_args *args, void *workspace);
 
@@ -451,7 +452,8 @@ RA_API ra_status ra_ffn_backward(const ra_ffn *f, const ra_ffn_args *args, void 
 /* One line per fact, "name: value\n": version, compiler, isa levels compiled and usable, openmp, blas, onednn, mpi links. Like snprintf. */
 RA_API size_t ra_features(char *buf, size_t n);
 
-/* The kernel set in use: the best that processor and RA_ISA (scalar|avx2|avx512|avx512bf16|amx) allow. */
+/* The kernel set in use: the best that processor and RA_ISA (scalar|avx2|avx512|avx512bf16|amx) allow. Plans and the feed-forward refuse a
+ * value of RA_ISA that is none of these, or names what this build or processor lacks. */
 RA_API const char *ra_isa(void);
 
 /* Fused multiply-add peak of `threads` threads in GFLOP/s, measured by a register-only loop of about `seconds` in the instruction set of

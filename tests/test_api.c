@@ -1,5 +1,6 @@
 /* The public functions' manners: every bad argument is refused with the documented status and a message that names the field, on every
  * rank, without hanging; what is asked about plans, layouts, machine and build is answered (cases 22, 45, 69, 92). */
+#define _POSIX_C_SOURCE 200809L /* setenv */
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -502,6 +503,68 @@ static void the_first_cause_is_reported(void) {
         CHECK_REFUSED(ra_local_run(RANKS, &options, NULL, one_call, &kind), RA_ERR_INVALID, causes[kind]);
 }
 
+/* ---- the environment ---- */
+
+static ra_status plan_one(ra_comm *comm, int rank, void *user) {
+    const ra_problem p = good_problem();
+    ra_plan *plan = NULL;
+    (void)rank, (void)user;
+    const ra_status s = ra_plan_create(comm, &p, &plan);
+    ra_plan_destroy(plan);
+    return s;
+}
+
+static bool scalar_is_compiled(int level) {
+    return level == RA__SCALAR;
+}
+
+/* RA_ISA is applied or refused: no plan on another instruction set than the one that was named. */
+static void missing_instruction_sets(void) {
+    const char *before = getenv("RA_ISA");
+    char text[64] = "", features[2048], reason[256];
+    snprintf(text, sizeof text, "%s", before ? before : "");
+    const ra_comm_options options = {.timeout_s = 20};
+    const ra_problem p = good_problem();
+    ra_features(features, sizeof features);
+    const char *usable = strstr(features, "isa usable:");
+    if (!CHECK(usable))
+        return;
+    for (int level = RA__SCALAR; level <= RA__AMX; level++) {
+        char word[32]; /* a level's name ends with a blank or the line */
+        setenv("RA_ISA", ra__isa_name((enum ra__isa)level), 1);
+        snprintf(word, sizeof word, " %s", getenv("RA_ISA"));
+        const char *found = strstr(usable, word);
+        const size_t end = (size_t)(strchr(usable, '\n') - usable);
+        while (found && found[strlen(word)] != ' ' && found[strlen(word)] != '\n')
+            found = strstr(found + 1, word);
+        if (found && (size_t)(found - usable) < end) {
+            CHECK_OK(ra_local_run(RANKS, &options, NULL, plan_one, NULL));
+            CHECK_OK(ra_supports(&p, NULL, NULL, 0));
+        } else {
+            CHECK_REFUSED(ra_local_run(RANKS, &options, NULL, plan_one, NULL), RA_ERR_INVALID, "lacks it; usable here are scalar");
+        }
+    }
+    static const char *const wrong[] = {"avx", "avx5122", "AMX", " scalar", "0", "%s%n"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        setenv("RA_ISA", wrong[i], 1);
+        CHECK_REFUSED(ra_local_run(RANKS, &options, NULL, plan_one, NULL), RA_ERR_INVALID,
+                      "no instruction set; known are scalar, avx2, avx512, avx512bf16, amx");
+        says(wrong[i]);
+        CHECK_STATUS(ra_supports(&p, NULL, reason, sizeof reason), RA_ERR_INVALID);
+        CHECK(strstr(reason, "RA_ISA="));
+    }
+    setenv("RA_ISA", "avx2", 1);
+    CHECK_REFUSED(ra__isa_check(scalar_is_compiled), RA_ERR_INVALID, "RA_ISA=avx2: this build lacks it; usable here are scalar");
+    setenv("RA_ISA", "scalar", 1);
+    CHECK_OK(ra__isa_check(scalar_is_compiled));
+    setenv("RA_ISA", "", 1); /* as if it were not set */
+    CHECK_OK(ra_local_run(RANKS, &options, NULL, plan_one, NULL));
+    if (*text)
+        setenv("RA_ISA", text, 1);
+    else
+        unsetenv("RA_ISA");
+}
+
 /* ---- what a plan tells ---- */
 
 /* Like snprintf, for every length of buffer. */
@@ -622,6 +685,7 @@ int main(void) {
     RUN(one_rank_is_wrong);
     RUN(one_rank_cannot_start);
     RUN(the_first_cause_is_reported);
+    RUN(missing_instruction_sets);
     RUN(plans_are_printed);
     RUN(plans_are_queried);
     RUN(the_build_is_described);

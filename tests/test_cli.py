@@ -237,6 +237,20 @@ class Options(Case):
             with self.subTest(says):
                 self.refused(2, says, *arguments)
 
+    def test_instruction_set_that_is_not_there(self):
+        """RA_ISA is refused with what it could be, by every command, never ignored."""
+        usable = dict(x.split(": ", 1) for x in self.ringattn("info").stdout.splitlines())["isa usable"].split()
+        known = ["scalar", "avx2", "avx512", "avx512bf16", "amx"]
+        for isa in ["avx-512", "AVX2", "avx512 ", "0", "x" * 300, *(x for x in known if x not in usable)]:
+            for command in (["info"], ["info", "--matrix"], ["verify", "--S", "4"], ["attend", "x", "-o", "y"], ["bench", "d64"],
+                            ["verify", "--random", "2"]):
+                text = self.refused(2, "RA_ISA=" + isa[:40] + ": ", *command, env={**os.environ, "RA_ISA": isa})
+                self.assertIn(", ".join(usable), text)
+                if isa not in known:
+                    self.assertIn(", ".join(known), text)
+        for isa in ["", *usable]:
+            self.ringattn("verify", "--S", "4", env={**os.environ, "RA_ISA": isa})
+
     def test_every_option_is_in_the_man_page(self):
         page = os.path.join(HERE, "../man/ringattn.1")
         if not os.path.exists(page):

@@ -321,6 +321,7 @@ typedef struct ra_plan_info {
     int64_t q_tile_backward, k_tile_backward;
     int64_t steps;              /* ring steps of this rank */
     int64_t workspace_bytes;    /* of this rank */
+    int64_t plan_bytes;         /* that the plan itself holds: with the workspace all that a run takes, but for the comm's own */
     int64_t bytes_sent_forward; /* by this rank, a run */
     int64_t bytes_sent_backward;
     double pairs;          /* (query, key) pairs this rank computes, by position alone (segments and bias hide more),

@@ -626,6 +626,57 @@ static void plans_are_printed(void) {
             CHECK_OK(ra_local_run(sizes[i], NULL, NULL, print_one_of, &layout));
 }
 
+/* Every option that is set is in the plan's text, and none that is not. */
+static void options_are_printed(void) {
+    const float slopes[4] = {1, 0.5f, 0.25f, 0.125f};
+    const int32_t lens[] = {7}, offsets[] = {0, 5, 12}, ids[12] = {0};
+    const int64_t slices[] = {0, 12, 0, 12, RA_SLICE_FULL};
+    static const char *const words[] = {"softcap 30",      "dropout 0.25 seed 99",
+                                        " alibi",          " sinks",
+                                        " temperature",    " bias",
+                                        " segments",       " kv-lens",
+                                        " 2 packed",       " 1 slice",
+                                        " window 3,2",     " keep-first 2",
+                                        "causal (offs",    " prefix 4",
+                                        "modifiers  none", "mask       none"};
+    enum { WORDS = sizeof words / sizeof *words };
+    ra_comm *comm;
+    if (!CHECK_OK(ra_comm_create_self(NULL, &comm)))
+        return;
+    for (int word = 0; word < WORDS; word++) {
+        ra_problem p = good_problem();
+        p.softcap = word == 0 ? 30 : 0;
+        p.dropout = word == 1 ? 0.25 : 0;
+        p.seed = 99;
+        p.alibi_slopes = word == 2 ? slopes : NULL;
+        p.has_sinks = word == 3;
+        p.has_temperature = word == 4;
+        p.has_bias = word == 5;
+        p.mask.q_segment_ids = p.mask.kv_segment_ids = word == 6 ? ids : NULL;
+        p.mask.kv_lens = word == 7 ? lens : NULL;
+        p.mask.cu_seqlens_q = p.mask.cu_seqlens_kv = word == 8 ? offsets : NULL;
+        p.mask.sequences = word == 8 ? 2 : 0;
+        p.mask.slices = word == 9 ? slices : NULL;
+        p.mask.slice_count = word == 9;
+        p.mask.window_left = word == 10 || word == 11 ? 3 : -1;
+        p.mask.window_right = word == 10 ? 2 : -1;
+        p.mask.keep_first = word == 11 ? 2 : 0;
+        p.mask.causal = word == 12 || word == 13;
+        p.mask.prefix = word == 13 ? 4 : 0;
+        ra_plan *plan = NULL;
+        char text[8192] = "";
+        CHECK_OK(ra_plan_create(comm, &p, &plan));
+        ra_plan_print(plan, text, sizeof text);
+        CHECK_MSG(strstr(text, words[word]) != NULL, "\"%s\" is not in %s", words[word], text);
+        for (int other = 0; other < 10; other++)
+            CHECK_MSG(other == word || !strstr(text, words[other]), "\"%s\" is in %s", words[other], text);
+        CHECK((strstr(text, "modifiers  none") != NULL) == (word > 5) &&
+              (strstr(text, "mask       none") != NULL) == (word < 5 || word > 13));
+        ra_plan_destroy(plan);
+    }
+    ra_comm_destroy(comm);
+}
+
 static ra_status check_computes(ra_comm *comm, int rank, void *user) {
     ra_problem p = good_problem();
     ra_plan *plan;
@@ -687,6 +738,7 @@ int main(void) {
     RUN(the_first_cause_is_reported);
     RUN(missing_instruction_sets);
     RUN(plans_are_printed);
+    RUN(options_are_printed);
     RUN(plans_are_queried);
     RUN(the_build_is_described);
     ra_comm_destroy(self);

@@ -558,7 +558,14 @@ static void case_089_a_million_tokens(void) {
                                  .k = ra_tensor_bshd(x, RA_F32, S, 1, 4),
                                  .v = ra_tensor_bshd(v, RA_F32, S, 1, 4),
                                  .out = ra_tensor_bshd(out, RA_F32, S, 1, 4)};
+    ra_plan_info info;
+    CHECK_OK(ra_plan_create(comm, &p, &plan));
+    ra_plan_query(plan, &info);
+    ra_plan_destroy(plan);
+    account.peak = 0;
     CHECK_OK(ra_attention(comm, &p, &a));
+    const double said = (double)(info.workspace_bytes + info.plan_bytes), held = (double)atomic_load(&account.peak);
+    CHECK_MSG(held >= said && held < 1.01 * said, "the plan says %g bytes, at most %g were held", said, held);
     int64_t wrong = 0;
     double sum = 0;
     for (int64_t i = 0; i < S; i++) {

@@ -398,7 +398,7 @@ class Output(Case):
 
 class Report(Case):
     KEYS = {"ranks", "layout", "isa", "threads", "seconds_forward", "seconds_backward", "flops_forward", "flops_backward", "peak_gflops",
-            "bytes_sent", "workspace_bytes", "resident_bytes", "overlap"}
+            "bytes_sent", "workspace_bytes", "plan_bytes", "resident_bytes", "overlap"}
 
     def test_json(self):
         write(self.input, sample(S=100, H=4, G=2, D=16, Dv=8))
@@ -412,7 +412,7 @@ class Report(Case):
             self.assertEqual(x["flops_forward"], pairs * (2 * 16 + 2 * 8))
             self.assertEqual(x["flops_backward"], pairs * (6 * 16 + 4 * 8))
             self.assertTrue(x["seconds_forward"] > 0 and x["seconds_backward"] > 0 and x["peak_gflops"] > 0)
-            self.assertTrue(x["workspace_bytes"] > 0 and x["resident_bytes"] > 1 << 20 and 0 <= x["overlap"] <= 1)
+            self.assertTrue(x["workspace_bytes"] > 0 and x["plan_bytes"] > 0 and x["resident_bytes"] > 1 << 20 and 0 <= x["overlap"] <= 1)
             self.assertEqual(x["bytes_sent"] > 0, ring > 1)
             self.assertEqual(len(x["per_rank"]), ring)
         x = json.loads(self.ringattn("attend", self.input, "-o", self.output, "--json", "-q").stdout)

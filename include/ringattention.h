@@ -280,7 +280,7 @@ typedef struct ra_problem {
     double scale; /* logits are scale * q.k; NaN: 1/sqrt(D) */
     ra_mask mask;
     int has_bias;    /* a bias will be given at each run */
-    int backward;    /* the plan is for both passes (0: forward only, smaller workspace) */
+    int backward;    /* the plan is for both passes (0: forward only, smaller workspace, and few queries are faster) */
     int64_t q_chunk; /* query rows and key rows per tile; 0: chosen. Rounded up to what the kernels need; */
     int64_t k_chunk; /* the result does not depend on them beyond rounding */
     int threads;     /* OpenMP threads of this rank; 0: OpenMP's default. Never changes the result's bits */

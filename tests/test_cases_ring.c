@@ -281,7 +281,8 @@ static void case_050_one_mask_five_ways(void) {
     }
 }
 
-/* Case 53: thousands of bf16 keys in small chunks: accumulation is fp32. */
+/* Case 53: thousands of bf16 keys in small chunks: accumulation is fp32. Where products are of bf16 pairs, probabilities are rounded to
+ * 2^-9 before they are multiplied, which is up to 0.8 % of a mean of so many values; sums in bf16 would lose most of it. */
 static void case_053_bf16_accumulation(void) {
     const int64_t S = small() ? 1024 : 8192;
     struct whole w = problem(64, S, 1, 1, 32, 16);
@@ -296,7 +297,7 @@ static void case_053_bf16_accumulation(void) {
         double largest = 0;
         for (int64_t n = 0; n < q_numel(&w.p, 16); n++)
             largest = fabs(o.out[n]) > largest ? fabs(o.out[n]) : largest;
-        CHECK_MSG(e.out * (largest > 0.1 ? largest : 0.1) <= 8e-3 * largest && e.lse <= 1e-5, "P %d layout %d: out %.2g lse %.2g", w.P,
+        CHECK_MSG(e.out * (largest > 0.1 ? largest : 0.1) <= 1e-2 * largest && e.lse <= 1e-5, "P %d layout %d: out %.2g lse %.2g", w.P,
                   (int)w.p.layout, e.out, e.lse);
     }
     oracle_result_free(&o);

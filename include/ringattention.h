@@ -280,7 +280,7 @@ typedef struct ra_problem {
     double scale; /* logits are scale * q.k; NaN: 1/sqrt(D) */
     ra_mask mask;
     int has_bias;    /* a bias will be given at each run */
-    int backward;    /* the plan is for both passes (0: forward only, smaller workspace) */
+    int backward;    /* the plan is for both passes (0: forward only, smaller workspace, and few queries are faster) */
     int64_t q_chunk; /* query rows and key rows per tile; 0: chosen. Rounded up to what the kernels need; */
     int64_t k_chunk; /* the result does not depend on them beyond rounding */
     int threads;     /* OpenMP threads of this rank; 0: OpenMP's default. Never changes the result's bits */
@@ -308,7 +308,8 @@ RA_API ra_status ra_supports(const ra_problem *problem, const char *engine, char
 
 /* Checks the problem and fixes schedule, tiles, kernels and workspace. Collective: all ranks succeed, or all fail with the reason of the
  * first rank that failed; ranks whose problems differ fail with ERR_MISMATCH, naming the field. The comm must outlive the plan.
- * Errors: ERR_INVALID, ERR_UNSUPPORTED, ERR_MISMATCH, ERR_MEMORY, ERR_OVERFLOW, ERR_PEER_LOST, ERR_TIMEOUT, ERR_LINK. */
+ * Errors: ERR_INVALID (also where the environment variable RA_ISA names no instruction set, or one that is missing here),
+ * ERR_UNSUPPORTED, ERR_MISMATCH, ERR_MEMORY, ERR_OVERFLOW, ERR_PEER_LOST, ERR_TIMEOUT, ERR_LINK. */
 RA_API ra_status ra_plan_create(ra_comm *comm, const ra_problem *problem, ra_plan **plan);
 RA_API void ra_plan_destroy(ra_plan *plan); /* NULL is allowed */
 
@@ -320,6 +321,7 @@ typedef struct ra_plan_info {
     int64_t q_tile_backward, k_tile_backward;
     int64_t steps;              /* ring steps of this rank */
     int64_t workspace_bytes;    /* of this rank */
+    int64_t plan_bytes;         /* that the plan itself holds: with the workspace all that a run takes, but for the comm's own */
     int64_t bytes_sent_forward; /* by this rank, a run */
     int64_t bytes_sent_backward;
     double pairs;          /* (query, key) pairs this rank computes, by position alone (segments and bias hide more),
@@ -442,7 +444,7 @@ RA_API size_t ra_ffn_workspace_bytes(const ra_ffn *f); /* O(chunk * F); for eith
 /* workspace: as given by ra_ffn_workspace_bytes, aligned to 64, or NULL to allocate it. y may equal x.
  * oneDNN allocates its primitives and packing buffers by malloc, whatever the allocator; a cache of them stays with the process.
  * Several threads may be in these functions at once, each with its own arguments and workspace.
- * Errors: ERR_INVALID, ERR_MEMORY, ERR_OVERFLOW, ERR_UNSUPPORTED (built without oneDNN and CBLAS). */
+ * Errors: ERR_INVALID (RA_ISA included, as for plans), ERR_MEMORY, ERR_OVERFLOW, ERR_UNSUPPORTED (built without oneDNN and CBLAS). */
 RA_API ra_status ra_ffn_forward(const ra_ffn *f, const ra_ffn_args *args, void *workspace);
 RA_API ra_status ra_ffn_backward(const ra_ffn *f, const ra_ffn_args *args, void *workspace);
 
@@ -451,7 +453,8 @@ RA_API ra_status ra_ffn_backward(const ra_ffn *f, const ra_ffn_args *args, void 
 /* One line per fact, "name: value\n": version, compiler, isa levels compiled and usable, openmp, blas, onednn, mpi links. Like snprintf. */
 RA_API size_t ra_features(char *buf, size_t n);
 
-/* The kernel set in use: the best that processor and RA_ISA (scalar|avx2|avx512|avx512bf16|amx) allow. */
+/* The kernel set in use: the best that processor and RA_ISA (scalar|avx2|avx512|avx512bf16|amx) allow. Plans and the feed-forward refuse a
+ * value of RA_ISA that is none of these, or names what this build or processor lacks. */
 RA_API const char *ra_isa(void);
 
 /* Fused multiply-add peak of `threads` threads in GFLOP/s, measured by a register-only loop of about `seconds` in the instruction set of

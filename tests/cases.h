@@ -169,10 +169,17 @@ __attribute__((unused)) static void check_uniform(const struct whole *w, sees_fn
 __attribute__((unused)) static void uniform_everywhere(struct whole *w, int document, sees_fn *sees, const char *name) {
     whole_make(w, document);
     family_u(w);
+    const int wanted = w->p.backward;
     EVERYWHERE(w) {
-        if (!run_or_refused(w, name))
+        bool ran = true;
+        for (w->p.backward = wanted && !whole_is_short(w); ran && w->p.backward <= wanted; w->p.backward++) {
+            ran = run_or_refused(w, name);
+            if (ran)
+                check_uniform(w, sees, name);
+        }
+        w->p.backward = wanted;
+        if (!ran)
             break;
-        check_uniform(w, sees, name);
     }
 }
 
@@ -228,8 +235,13 @@ __attribute__((unused)) static bool same_values(const struct results *r, const s
 
 /* Against the oracle everywhere. */
 __attribute__((unused)) static void exact_everywhere(struct whole *w, double bound, const char *name) {
+    const int wanted = w->p.backward;
     EVERYWHERE(w) {
-        if (!run_or_refused(w, name) || !whole_check(w, bound, name))
+        bool right = true;
+        for (w->p.backward = wanted && !whole_is_short(w); right && w->p.backward <= wanted; w->p.backward++)
+            right = run_or_refused(w, name) && whole_check(w, bound, name);
+        w->p.backward = wanted;
+        if (!right)
             break;
     }
 }

@@ -347,6 +347,11 @@ __attribute__((unused)) static ra_status whole_rank(ra_comm *comm, int r, void *
     return s;
 }
 
+/* Are queries so few that a plan without a backward computes them by kernels of its own? Then both kinds of plan are to be tested. */
+__attribute__((unused)) static bool whole_is_short(const struct whole *w) {
+    return ra_shard_size(w->p.layout, w->p.Sq, w->P, 0) * (w->p.H / w->p.G) <= 16;
+}
+
 __attribute__((unused)) static ra_status whole_run(struct whole *w) {
     ra_comm_options options = {.timeout_s = w->timeout_s > 0 ? w->timeout_s : 30};
     return ra_local_run(w->P, &options, &w->link, whole_rank, w);

@@ -1,5 +1,6 @@
 /* The public functions' manners: every bad argument is refused with the documented status and a message that names the field, on every
  * rank, without hanging; what is asked about plans, layouts, machine and build is answered (cases 22, 45, 69, 92). */
+#define _POSIX_C_SOURCE 200809L /* setenv */
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -502,6 +503,68 @@ static void the_first_cause_is_reported(void) {
         CHECK_REFUSED(ra_local_run(RANKS, &options, NULL, one_call, &kind), RA_ERR_INVALID, causes[kind]);
 }
 
+/* ---- the environment ---- */
+
+static ra_status plan_one(ra_comm *comm, int rank, void *user) {
+    const ra_problem p = good_problem();
+    ra_plan *plan = NULL;
+    (void)rank, (void)user;
+    const ra_status s = ra_plan_create(comm, &p, &plan);
+    ra_plan_destroy(plan);
+    return s;
+}
+
+static bool scalar_is_compiled(int level) {
+    return level == RA__SCALAR;
+}
+
+/* RA_ISA is applied or refused: no plan on another instruction set than the one that was named. */
+static void missing_instruction_sets(void) {
+    const char *before = getenv("RA_ISA");
+    char text[64] = "", features[2048], reason[256];
+    snprintf(text, sizeof text, "%s", before ? before : "");
+    const ra_comm_options options = {.timeout_s = 20};
+    const ra_problem p = good_problem();
+    ra_features(features, sizeof features);
+    const char *usable = strstr(features, "isa usable:");
+    if (!CHECK(usable))
+        return;
+    for (int level = RA__SCALAR; level <= RA__AMX; level++) {
+        char word[32]; /* a level's name ends with a blank or the line */
+        setenv("RA_ISA", ra__isa_name((enum ra__isa)level), 1);
+        snprintf(word, sizeof word, " %s", getenv("RA_ISA"));
+        const char *found = strstr(usable, word);
+        const size_t end = (size_t)(strchr(usable, '\n') - usable);
+        while (found && found[strlen(word)] != ' ' && found[strlen(word)] != '\n')
+            found = strstr(found + 1, word);
+        if (found && (size_t)(found - usable) < end) {
+            CHECK_OK(ra_local_run(RANKS, &options, NULL, plan_one, NULL));
+            CHECK_OK(ra_supports(&p, NULL, NULL, 0));
+        } else {
+            CHECK_REFUSED(ra_local_run(RANKS, &options, NULL, plan_one, NULL), RA_ERR_INVALID, "lacks it; usable here are scalar");
+        }
+    }
+    static const char *const wrong[] = {"avx", "avx5122", "AMX", " scalar", "0", "%s%n"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        setenv("RA_ISA", wrong[i], 1);
+        CHECK_REFUSED(ra_local_run(RANKS, &options, NULL, plan_one, NULL), RA_ERR_INVALID,
+                      "no instruction set; known are scalar, avx2, avx512, avx512bf16, amx");
+        says(wrong[i]);
+        CHECK_STATUS(ra_supports(&p, NULL, reason, sizeof reason), RA_ERR_INVALID);
+        CHECK(strstr(reason, "RA_ISA="));
+    }
+    setenv("RA_ISA", "avx2", 1);
+    CHECK_REFUSED(ra__isa_check(scalar_is_compiled), RA_ERR_INVALID, "RA_ISA=avx2: this build lacks it; usable here are scalar");
+    setenv("RA_ISA", "scalar", 1);
+    CHECK_OK(ra__isa_check(scalar_is_compiled));
+    setenv("RA_ISA", "", 1); /* as if it were not set */
+    CHECK_OK(ra_local_run(RANKS, &options, NULL, plan_one, NULL));
+    if (*text)
+        setenv("RA_ISA", text, 1);
+    else
+        unsetenv("RA_ISA");
+}
+
 /* ---- what a plan tells ---- */
 
 /* Like snprintf, for every length of buffer. */
@@ -563,6 +626,57 @@ static void plans_are_printed(void) {
             CHECK_OK(ra_local_run(sizes[i], NULL, NULL, print_one_of, &layout));
 }
 
+/* Every option that is set is in the plan's text, and none that is not. */
+static void options_are_printed(void) {
+    const float slopes[4] = {1, 0.5f, 0.25f, 0.125f};
+    const int32_t lens[] = {7}, offsets[] = {0, 5, 12}, ids[12] = {0};
+    const int64_t slices[] = {0, 12, 0, 12, RA_SLICE_FULL};
+    static const char *const words[] = {"softcap 30",      "dropout 0.25 seed 99",
+                                        " alibi",          " sinks",
+                                        " temperature",    " bias",
+                                        " segments",       " kv-lens",
+                                        " 2 packed",       " 1 slice",
+                                        " window 3,2",     " keep-first 2",
+                                        "causal (offs",    " prefix 4",
+                                        "modifiers  none", "mask       none"};
+    enum { WORDS = sizeof words / sizeof *words };
+    ra_comm *comm;
+    if (!CHECK_OK(ra_comm_create_self(NULL, &comm)))
+        return;
+    for (int word = 0; word < WORDS; word++) {
+        ra_problem p = good_problem();
+        p.softcap = word == 0 ? 30 : 0;
+        p.dropout = word == 1 ? 0.25 : 0;
+        p.seed = 99;
+        p.alibi_slopes = word == 2 ? slopes : NULL;
+        p.has_sinks = word == 3;
+        p.has_temperature = word == 4;
+        p.has_bias = word == 5;
+        p.mask.q_segment_ids = p.mask.kv_segment_ids = word == 6 ? ids : NULL;
+        p.mask.kv_lens = word == 7 ? lens : NULL;
+        p.mask.cu_seqlens_q = p.mask.cu_seqlens_kv = word == 8 ? offsets : NULL;
+        p.mask.sequences = word == 8 ? 2 : 0;
+        p.mask.slices = word == 9 ? slices : NULL;
+        p.mask.slice_count = word == 9;
+        p.mask.window_left = word == 10 || word == 11 ? 3 : -1;
+        p.mask.window_right = word == 10 ? 2 : -1;
+        p.mask.keep_first = word == 11 ? 2 : 0;
+        p.mask.causal = word == 12 || word == 13;
+        p.mask.prefix = word == 13 ? 4 : 0;
+        ra_plan *plan = NULL;
+        char text[8192] = "";
+        CHECK_OK(ra_plan_create(comm, &p, &plan));
+        ra_plan_print(plan, text, sizeof text);
+        CHECK_MSG(strstr(text, words[word]) != NULL, "\"%s\" is not in %s", words[word], text);
+        for (int other = 0; other < 10; other++)
+            CHECK_MSG(other == word || !strstr(text, words[other]), "\"%s\" is in %s", words[other], text);
+        CHECK((strstr(text, "modifiers  none") != NULL) == (word > 5) &&
+              (strstr(text, "mask       none") != NULL) == (word < 5 || word > 13));
+        ra_plan_destroy(plan);
+    }
+    ra_comm_destroy(comm);
+}
+
 static ra_status check_computes(ra_comm *comm, int rank, void *user) {
     ra_problem p = good_problem();
     ra_plan *plan;
@@ -622,7 +736,9 @@ int main(void) {
     RUN(one_rank_is_wrong);
     RUN(one_rank_cannot_start);
     RUN(the_first_cause_is_reported);
+    RUN(missing_instruction_sets);
     RUN(plans_are_printed);
+    RUN(options_are_printed);
     RUN(plans_are_queried);
     RUN(the_build_is_described);
     ra_comm_destroy(self);

@@ -13,10 +13,12 @@ static bool small(void) {
 /* ---- an allocator that counts and fails ---- */
 
 struct meter {
-    atomic_long live, calls;
-    atomic_long fail_at; /* this call fails (1 = the first); 0: none */
+    atomic_long live, bytes, calls; /* blocks and bytes that are out, calls so far */
+    atomic_long fail_at;            /* this call fails (1 = the first); 0: none */
     atomic_bool failed;
 };
+
+enum { NOTE = 64 }; /* bytes in front of a block, which hold its size */
 
 static void *metered_alloc(void *user, size_t bytes, size_t align) {
     struct meter *m = user;
@@ -26,19 +28,24 @@ static void *metered_alloc(void *user, size_t bytes, size_t align) {
         return NULL;
     }
     void *p = NULL;
-    CHECK(align >= 1 && (align & (align - 1)) == 0);
-    if (posix_memalign(&p, align < sizeof p ? sizeof p : align, bytes) != 0)
+    CHECK(align >= 1 && align <= NOTE && (align & (align - 1)) == 0);
+    if (posix_memalign(&p, NOTE, NOTE + bytes) != 0)
         return NULL;
-    memset(p, 0xff, bytes); /* nobody may count on zeros */
+    memcpy(p, &bytes, sizeof bytes);
+    memset((char *)p + NOTE, 0xff, bytes); /* nobody may count on zeros */
     atomic_fetch_add(&m->live, 1);
-    return p;
+    atomic_fetch_add(&m->bytes, (long)bytes);
+    return (char *)p + NOTE;
 }
 
 static void metered_free(void *user, void *p) {
     struct meter *m = user;
+    size_t bytes;
     CHECK(p != NULL);
+    memcpy(&bytes, (char *)p - NOTE, sizeof bytes);
     atomic_fetch_sub(&m->live, 1);
-    free(p);
+    atomic_fetch_sub(&m->bytes, (long)bytes);
+    free((char *)p - NOTE);
 }
 
 /* ---- one rank's operands, small and without meaning ---- */
@@ -239,6 +246,76 @@ static void plans_leak_nothing(void) {
     CHECK_EQ_INT(atomic_load(&m.live), 0);
 }
 
+/* ---- what a plan says it holds ---- */
+
+struct weighing {
+    struct meter *meter;
+    int variant;
+    atomic_long told;
+};
+
+/* Every array that a plan may have, in every combination of its kinds of masks and modifiers. */
+static ra_status weigh_rank(ra_comm *comm, int r, void *user) {
+    static const int64_t slices[] = {0, 40, 0, 60, RA_SLICE_FULL, 20, 61, 20, 61, RA_SLICE_CAUSAL, 5, 7, 60, 61, RA_SLICE_FULL};
+    static const int32_t offsets[] = {0, 13, 13, 40, 59}, lens[] = {61, 50};
+    static const float slopes[] = {1, 0.5f, 0.25f, 0.125f};
+    struct weighing *w = user;
+    const int v = w->variant, P = ra_comm_size(comm);
+    ra_problem p = memory_problem();
+    char token = 0, tokens[8];
+    int32_t ids[2 * 61];
+    p.Sq = p.Skv = 61;
+    p.layout = (ra_layout)(v % 3);
+    p.backward = v & 1;
+    p.dropout = v & 2 ? 0.5 : 0;
+    p.alibi_slopes = v & 4 ? slopes : NULL;
+    p.mask.kv_lens = v & 8 ? lens : NULL;
+    p.mask.slices = v & 16 ? slices : NULL;
+    p.mask.slice_count = v & 16 ? 3 : 0;
+    p.mask.window_left = v & 32 ? 9 : -1;
+    p.mask.keep_first = v & 32 ? 3 : 0;
+    p.mask.cu_seqlens_q = p.mask.cu_seqlens_kv = v & 64 ? offsets : NULL;
+    p.mask.sequences = v & 64 ? 4 : 0;
+    for (int i = 0; i < 2 * 61; i++)
+        ids[i] = i % 61 / 9;
+    p.mask.q_segment_ids = p.mask.kv_segment_ids = v & 128 ? ids : NULL;
+    CHECK_OK(ra_comm_allgather(comm, &token, tokens, 1));
+    const long before = atomic_load(&w->meter->bytes);
+    CHECK_OK(ra_comm_allgather(comm, &token, tokens, 1));
+    ra_plan *plan;
+    const ra_status s = ra_plan_create(comm, &p, &plan);
+    if (!CHECK_OK(s))
+        return s;
+    ra_plan_info info;
+    char text[8192], memory[120];
+    ra_plan_query(plan, &info);
+    atomic_fetch_add(&w->told, (long)info.plan_bytes);
+    CHECK_OK(ra_comm_allgather(comm, &token, tokens, 1));
+    const long held = atomic_load(&w->meter->bytes) - before;
+    if (r == 0)
+        CHECK_MSG(held == atomic_load(&w->told), "variant %d, %d ranks: the plans hold %ld bytes and say %ld", v, P, held,
+                  atomic_load(&w->told));
+    ra_plan_print(plan, text, sizeof text);
+    snprintf(memory, sizeof memory, "memory     %lld bytes: workspace %lld, plan %lld\n",
+             (long long)(info.workspace_bytes + info.plan_bytes), (long long)info.workspace_bytes, (long long)info.plan_bytes);
+    CHECK_MSG(strstr(text, memory) != NULL, "%s is not in %s", memory, text);
+    CHECK_OK(ra_comm_allgather(comm, &token, tokens, 1));
+    ra_plan_destroy(plan);
+    return RA_OK;
+}
+
+static void plans_know_their_memory(void) {
+    for (int variant = 0; variant < 256; variant++)
+        for (int P = 1; P <= 4; P++) {
+            struct meter m = {.live = 0};
+            const ra_allocator allocator = {metered_alloc, metered_free, &m};
+            const ra_comm_options options = {.timeout_s = 20, .allocator = &allocator};
+            struct weighing w = {.meter = &m, .variant = variant};
+            CHECK_OK(ra_local_run(P, &options, NULL, weigh_rank, &w));
+            CHECK_EQ_INT(atomic_load(&m.bytes), 0);
+        }
+}
+
 /* ---- workspaces ---- */
 
 /* Runs in a workspace of exactly the stated size, a page that must not be touched right behind it. */
@@ -340,6 +417,7 @@ int main(void) {
     RUN(no_memory);
     RUN(a_thousand_calls);
     RUN(plans_leak_nothing);
+    RUN(plans_know_their_memory);
     RUN(workspaces_are_large_enough);
     RUN(workspaces_do_not_grow_with_ranks);
     return check_result();

@@ -587,6 +587,22 @@ static void modifiers(void) {
                       s[i]);
             CHECK_MSG(i == 3 || fabs(slope[i] - (1 - t * t)) <= 8e-7, "slope of %g: %g, expected %g", kept[i], slope[i], 1 - t * t);
         }
+        for (int sign = -1; sign <= 1; sign += 2) /* where tanh is nearly 1, as far as where its slope ends, and beyond */
+            for (int64_t first = 0; first < 1280; first += n) {
+                for (int64_t i = 0; i < n; i++)
+                    kept[i] = s[i] = (float)sign * (7.5f + (float)(first + i) / 1024) * 4;
+                K->softcap(s, slope, n, 4);
+                for (int64_t i = 0; i < n; i++) {
+                    const double e = exp(-2 * fabs(kept[i] / 4.0)), right = 4 * e / ((1 + e) * (1 + e));
+                    CHECK_MSG(fabs(slope[i] - right) <= 6e-7 && (slope[i] == 0 || fabs(kept[i] / 4.0) < 8.317767),
+                              "slope of %.9g: %g, expected %g", kept[i], slope[i], right);
+                }
+            }
+        for (int64_t i = 0; i < n; i++)
+            s[i] = i % 3 == 0 ? INFINITY : i % 3 == 1 ? -3e38f : 34;
+        K->softcap(s, slope, n, 4);
+        for (int64_t i = 0; i < n; i++)
+            CHECK_MSG(slope[i] == 0 && fabs(fabs(s[i]) - 4) <= 2e-6, "far out: %g with slope %g", s[i], slope[i]);
         memcpy(kept, x, (size_t)n * sizeof *kept);
         K->multiply(x, y, n);
         for (int64_t i = 0; i < n; i++)

@@ -281,7 +281,8 @@ static void case_050_one_mask_five_ways(void) {
     }
 }
 
-/* Case 53: thousands of bf16 keys in small chunks: accumulation is fp32. */
+/* Case 53: thousands of bf16 keys in small chunks: accumulation is fp32. Where products are of bf16 pairs, probabilities are rounded to
+ * 2^-9 before they are multiplied, which is up to 0.8 % of a mean of so many values; sums in bf16 would lose most of it. */
 static void case_053_bf16_accumulation(void) {
     const int64_t S = small() ? 1024 : 8192;
     struct whole w = problem(64, S, 1, 1, 32, 16);
@@ -296,7 +297,7 @@ static void case_053_bf16_accumulation(void) {
         double largest = 0;
         for (int64_t n = 0; n < q_numel(&w.p, 16); n++)
             largest = fabs(o.out[n]) > largest ? fabs(o.out[n]) : largest;
-        CHECK_MSG(e.out * (largest > 0.1 ? largest : 0.1) <= 8e-3 * largest && e.lse <= 1e-5, "P %d layout %d: out %.2g lse %.2g", w.P,
+        CHECK_MSG(e.out * (largest > 0.1 ? largest : 0.1) <= 1e-2 * largest && e.lse <= 1e-5, "P %d layout %d: out %.2g lse %.2g", w.P,
                   (int)w.p.layout, e.out, e.lse);
     }
     oracle_result_free(&o);
@@ -558,7 +559,14 @@ static void case_089_a_million_tokens(void) {
                                  .k = ra_tensor_bshd(x, RA_F32, S, 1, 4),
                                  .v = ra_tensor_bshd(v, RA_F32, S, 1, 4),
                                  .out = ra_tensor_bshd(out, RA_F32, S, 1, 4)};
+    ra_plan_info info;
+    CHECK_OK(ra_plan_create(comm, &p, &plan));
+    ra_plan_query(plan, &info);
+    ra_plan_destroy(plan);
+    account.peak = 0;
     CHECK_OK(ra_attention(comm, &p, &a));
+    const double said = (double)(info.workspace_bytes + info.plan_bytes), held = (double)atomic_load(&account.peak);
+    CHECK_MSG(held >= said && held < 1.01 * said, "the plan says %g bytes, at most %g were held", said, held);
     int64_t wrong = 0;
     double sum = 0;
     for (int64_t i = 0; i < S; i++) {

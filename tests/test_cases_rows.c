@@ -375,8 +375,8 @@ static void case_011_parts_far_apart(void) {
     }
 }
 
-/* Case 13: q.k is beyond fp16, scale * q.k is not. Few queries go through another driver in the forward, whose sums over the head size are
- * rounded differently from the backward's: at logits of 4096 that is 1 % of a probability. */
+/* Case 13: q.k is beyond fp16, scale * q.k is not. Logits of 4096 are rounded to 2^-12, and so are logarithms of
+ * probabilities: no more than that is lost, as both passes add along the head size in the same order, also for few queries. */
 static void case_013_scale_before_overflow(void) {
     for (int variant = 0; variant < 6; variant++) {
         const int64_t S = variant < 3 ? 40 : 8;
@@ -391,10 +391,9 @@ static void case_013_scale_before_overflow(void) {
         }
         EVERYWHERE(&w) {
             CHECK_OK(whole_run(&w));
-            const double few = ra_shard_size(w.p.layout, S, w.P, 0) <= 16 ? 2e-2 : 2e-3;
             for (int i = 0; i < S; i++)
                 CHECK_MSG(near(w.out[i], ((double)S - 1) / 2, 1e-3, 1) && near(w.lse[i], 4096 + log((double)S), 1e-5, 1) &&
-                              near(w.dv[i], 1, few, 1) && fabs(w.dq[i * 256]) < 1e-2 * (double)S,
+                              near(w.dv[i], 1, 2e-3, 1) && fabs(w.dq[i * 256]) < 1e-2 * (double)S,
                           "P %d layout %d dtype %d: out %g lse %.9g dv %g dq %g", w.P, (int)w.p.layout, variant % 3, w.out[i], w.lse[i],
                           w.dv[i], w.dq[i * 256]);
         }

@@ -237,6 +237,20 @@ class Options(Case):
             with self.subTest(says):
                 self.refused(2, says, *arguments)
 
+    def test_instruction_set_that_is_not_there(self):
+        """RA_ISA is refused with what it could be, by every command, never ignored."""
+        usable = dict(x.split(": ", 1) for x in self.ringattn("info").stdout.splitlines())["isa usable"].split()
+        known = ["scalar", "avx2", "avx512", "avx512bf16", "amx"]
+        for isa in ["avx-512", "AVX2", "avx512 ", "0", "x" * 300, *(x for x in known if x not in usable)]:
+            for command in (["info"], ["info", "--matrix"], ["verify", "--S", "4"], ["attend", "x", "-o", "y"], ["bench", "d64"],
+                            ["verify", "--random", "2"]):
+                text = self.refused(2, "RA_ISA=" + isa[:40] + ": ", *command, env={**os.environ, "RA_ISA": isa})
+                self.assertIn(", ".join(usable), text)
+                if isa not in known:
+                    self.assertIn(", ".join(known), text)
+        for isa in ["", *usable]:
+            self.ringattn("verify", "--S", "4", env={**os.environ, "RA_ISA": isa})
+
     def test_every_option_is_in_the_man_page(self):
         page = os.path.join(HERE, "../man/ringattn.1")
         if not os.path.exists(page):
@@ -384,7 +398,7 @@ class Output(Case):
 
 class Report(Case):
     KEYS = {"ranks", "layout", "isa", "threads", "seconds_forward", "seconds_backward", "flops_forward", "flops_backward", "peak_gflops",
-            "bytes_sent", "workspace_bytes", "resident_bytes", "overlap"}
+            "bytes_sent", "workspace_bytes", "plan_bytes", "resident_bytes", "overlap"}
 
     def test_json(self):
         write(self.input, sample(S=100, H=4, G=2, D=16, Dv=8))
@@ -398,7 +412,7 @@ class Report(Case):
             self.assertEqual(x["flops_forward"], pairs * (2 * 16 + 2 * 8))
             self.assertEqual(x["flops_backward"], pairs * (6 * 16 + 4 * 8))
             self.assertTrue(x["seconds_forward"] > 0 and x["seconds_backward"] > 0 and x["peak_gflops"] > 0)
-            self.assertTrue(x["workspace_bytes"] > 0 and x["resident_bytes"] > 1 << 20 and 0 <= x["overlap"] <= 1)
+            self.assertTrue(x["workspace_bytes"] > 0 and x["plan_bytes"] > 0 and x["resident_bytes"] > 1 << 20 and 0 <= x["overlap"] <= 1)
             self.assertEqual(x["bytes_sent"] > 0, ring > 1)
             self.assertEqual(len(x["per_rank"]), ring)
         x = json.loads(self.ringattn("attend", self.input, "-o", self.output, "--json", "-q").stdout)

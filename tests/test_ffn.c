@@ -9,6 +9,7 @@
  * sizes; and y, as a different fp32 number is then rounded to bf16, by 2^-8 of itself.
  *
  * test_ffn --speed [T E F [ROUNDS]] measures instead: each pass against its products alone, in turns. */
+#define _POSIX_C_SOURCE 200809L /* setenv */
 #include <float.h>
 #include <math.h>
 #include <pthread.h>
@@ -657,6 +658,12 @@ static void bad_options(void) {
     BAD(RA_ERR_UNSUPPORTED, "CBLAS counts", f.F = INT64_C(1) << 31);
     BAD(RA_ERR_UNSUPPORTED, "CBLAS counts", f.E = INT64_C(1) << 31);
 #undef BAD
+    char isa[64];
+    snprintf(isa, sizeof isa, "%s", getenv("RA_ISA") ? getenv("RA_ISA") : "");
+    setenv("RA_ISA", "avx1024", 1);
+    refuses_options(&a, p.f, RA_ERR_INVALID, "RA_ISA=avx1024: no instruction set; known are scalar, avx2");
+    CHECK_EQ_INT(ra_ffn_workspace_bytes(&p.f), 0);
+    setenv("RA_ISA", isa, 1);
     CHECK_EQ_INT(ra_ffn_workspace_bytes(NULL), 0);
     CHECK_STATUS(ra_ffn_forward(NULL, &a, NULL), RA_ERR_INVALID);
     CHECK_STATUS(ra_ffn_backward(NULL, &a, NULL), RA_ERR_INVALID);

@@ -3,8 +3,8 @@
 #include "base/cpu.h"
 
 #include <sched.h>
-#include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -68,6 +68,26 @@ enum ra__isa ra__isa_allowed(void) {
         if (strcmp(cap, ra__isa_name(level)) == 0)
             return level;
     return best;
+}
+
+ra_status ra__isa_check(bool (*compiled)(int level)) {
+    const char *cap = ra__environment("RA_ISA");
+    char usable[64] = "";
+    int named = -1;
+    for (int level = RA__SCALAR; cap && level <= RA__AMX; level++) {
+        const char *name = ra__isa_name((enum ra__isa)level);
+        const size_t length = strlen(usable);
+        named = strcmp(cap, name) == 0 ? level : named;
+        if (compiled(level) && level <= (int)ra__isa_detected())
+            snprintf(usable + length, sizeof usable - length, "%s%s", length ? ", " : "", name);
+    }
+    if (cap && named < 0)
+        return ra__fail(RA_ERR_INVALID, "RA_ISA=%.40s: no instruction set; known are scalar, avx2, avx512, avx512bf16, amx, usable here %s",
+                        cap, usable);
+    if (cap && (!compiled(named) || named > (int)ra__isa_detected()))
+        return ra__fail(RA_ERR_INVALID, "RA_ISA=%s: this %s lacks it; usable here are %s", cap, compiled(named) ? "processor" : "build",
+                        usable);
+    return RA_OK;
 }
 
 const char *ra__environment(const char *name) {

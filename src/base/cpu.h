@@ -2,11 +2,18 @@
 #ifndef RA_BASE_CPU_H
 #define RA_BASE_CPU_H
 
+#include <stdbool.h>
+
+#include "base/status.h"
+
 enum ra__isa { RA__SCALAR, RA__AVX2, RA__AVX512, RA__AVX512BF16, RA__AMX };
 
 enum ra__isa ra__isa_detected(void); /* by CPUID, XCR0 and, for AMX, the permission of the kernel */
-enum ra__isa ra__isa_allowed(void);  /* the same, capped by the environment variable RA_ISA; an unknown value is ignored */
+enum ra__isa ra__isa_allowed(void);  /* the same, capped by the environment variable RA_ISA */
 const char *ra__isa_name(enum ra__isa level);
+/* Refuses a value of RA_ISA that is no level, or one that the build (`compiled`) or the processor lacks: whoever names a level wants that
+ * one, and ra__isa_allowed would take another. */
+ra_status ra__isa_check(bool (*compiled)(int level));
 const char *ra__environment(const char *name); /* getenv; the one place that reads the environment. "" counts as unset (NULL) */
 long ra__cache_bytes(int level);               /* data cache of level 1 or 2 of one core; a common size where the system does not tell */
 double ra__now(void);                          /* seconds, monotonic */

@@ -27,6 +27,11 @@ void *ra__alloc(const ra_allocator *a, size_t bytes) {
     return a->alloc(a->user, rounded ? rounded : RA__ALIGN, RA__ALIGN);
 }
 
+int64_t ra__alloc_bytes(int64_t count, size_t element_bytes) {
+    const int64_t bytes = (count * (int64_t)element_bytes + RA__ALIGN - 1) & ~(int64_t)(RA__ALIGN - 1);
+    return bytes ? bytes : RA__ALIGN;
+}
+
 void *ra__alloc_zero(const ra_allocator *a, size_t bytes) {
     void *p = ra__alloc(a, bytes);
     return p ? memset(p, 0, bytes) : NULL;

@@ -14,7 +14,8 @@ ra_allocator ra__allocator_or_default(const ra_allocator *a);
 /* bytes >= 0, aligned to RA__ALIGN; NULL when there is none (never for bytes == 0). */
 void *ra__alloc(const ra_allocator *a, size_t bytes);
 void *ra__alloc_zero(const ra_allocator *a, size_t bytes);
-void ra__free(const ra_allocator *a, void *p); /* NULL is allowed */
+void ra__free(const ra_allocator *a, void *p);                /* NULL is allowed */
+int64_t ra__alloc_bytes(int64_t count, size_t element_bytes); /* what ra__alloc takes for an array that there is */
 
 /* A workspace is measured before it exists: reserve() hands out offsets and adds up the total. Overflow sticks and is checked once. */
 struct ra__layout {

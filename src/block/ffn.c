@@ -28,11 +28,13 @@
  * sums among threads. With the same number they are the same. */
 #include <string.h>
 
+#include "base/cpu.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/threads.h"
 #include "block/ffn_rows.h"
 #include "block/gemm.h"
+#include "block/kernels.h"
 
 #define PANEL         1024 /* hidden columns at a time: u and g of a chunk are some MB then */
 #define PANEL_COPY    512  /* likewise, of weights converted on the way */
@@ -78,7 +80,7 @@ static ra_status check_options(const ra_ffn *f) {
         return ra__fail(RA_ERR_INVALID, "chunk is %lld: it must not be negative", (long long)f->chunk);
     if (f->threads < 0 || f->threads > 4096)
         return ra__fail(RA_ERR_INVALID, "threads is %d: must be from 0 to 4096", f->threads);
-    return RA_OK;
+    return ra__isa_check(ra__kernels_compiled);
 }
 
 static ra_status measure(const ra_ffn *f, struct sizes *s) {

@@ -17,13 +17,23 @@ static inline vec tanh_vec(vec x) {
     return vec_div(vec_mul(x, p), q);
 }
 
+/* The slope 1 - tanh^2 = 4 / (e^x + e^-x)^2 falls to half of what tanh_vec's last value leaves where products are fused, 2^-21, at x = 12
+ * ln 2: from there on it is 0, so that a logit that is far out has no gradient at all. */
+static inline vec slope_of(vec x, vec tanh_x) {
+    const float steep = 1 << 30, end = 8.31776617f;
+    const vec zero = vec_set1(0), size = vec_max(x, vec_sub(zero, x));
+    const vec room = vec_fma(vec_set1(-steep), size, vec_set1(steep * end)); /* above 1, or not above 0 */
+    /* 0 for NaN: a hidden pair's gradient is 0 and must remain so */
+    return vec_max(vec_min(room, vec_sub(vec_set1(1), vec_mul(tanh_x, tanh_x))), zero);
+}
+
 static void softcap(float *s, float *slope, int64_t n, float cap) {
-    const vec c = vec_set1(cap), inverse = vec_set1(1 / cap), one = vec_set1(1), zero = vec_set1(0);
+    const vec c = vec_set1(cap), inverse = vec_set1(1 / cap);
     for (int64_t i = 0; i < n; i += W) {
-        const vec t = tanh_vec(vec_mul(vec_load(s + i), inverse));
+        const vec x = vec_mul(vec_load(s + i), inverse), t = tanh_vec(x);
         vec_store(s + i, vec_mul(t, c));
-        if (slope) /* 0 for NaN: a hidden pair's gradient is 0 and must remain so */
-            vec_store(slope + i, vec_max(vec_sub(one, vec_mul(t, t)), zero));
+        if (slope)
+            vec_store(slope + i, slope_of(x, t));
     }
 }
 

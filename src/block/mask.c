@@ -310,23 +310,14 @@ static float element(const ra_tensor *x, int64_t offset) {
     return 0;
 }
 
-/* To fp32; what is finite must stay finite, or it would hide its key. */
-static float narrowed(double x) {
-    const float y = (float)x;
-    return isinf(y) && isfinite(x) ? copysignf(3.4028234e38f, y) : y;
+/* To fp32: what is finite must stay finite, or it would hide its key. NaN stays; two instructions, no branch. */
+static inline float narrowed(double x) {
+    const double largest = 3.4028234663852886e38; /* of fp32 */
+    x = largest < x ? largest : x;
+    return (float)(-largest > x ? -largest : x);
 }
 
-/* What is added to the logit of one pair, in units of log2. */
-static float added(const struct ra__mask_view *v, int64_t b, int64_t q, int64_t h, int64_t key) {
-    double x = 0;
-    if (v->bias) {
-        const int64_t *stride = v->bias->stride;
-        x = element(v->bias, b * stride[0] + q * stride[1] + h * stride[2] + key * stride[3]);
-    }
-    if (v->alibi)
-        x -= v->alibi[h] * fabs((double)(v->q_aligned[q] - key));
-    return narrowed(x * log2e);
-}
+enum { MAX_LANES = 64 };
 
 /* Positions relative to the tile's first key, so that comparisons are in 32 bits. The plan bounds a key tile's span to 2^31 - 2. */
 static int32_t relative(int64_t position, int64_t base) {
@@ -334,8 +325,6 @@ static int32_t relative(int64_t position, int64_t base) {
         return -1;
     return position - base > INT32_MAX - 1 ? INT32_MAX : (int32_t)(position - base);
 }
-
-enum { MAX_LANES = 64 };
 
 /* One span of every lane's query, relative to the tile's first key, and its segment. Lanes without one see nothing. */
 struct lanes {
@@ -415,6 +404,75 @@ static int64_t fill_spans_by_key(const struct ra__mask_view *v, const struct ra_
     return visible;
 }
 
+/* ---- bias and ALiBi ---- */
+
+/* The bias of one query and n keys: out[i * step]. Keys that are neighbours are read as such, and what lies `ahead` elements further on is
+ * asked for: rows are so far apart that nobody else would ask for them in time. */
+static inline __attribute__((always_inline)) void row_of_bias(const struct ra__mask_view *v, int64_t b, int64_t q, int64_t h,
+                                                              const int64_t *key, int64_t n, float *out, int step, int64_t ahead) {
+    const int64_t *stride = v->bias->stride, first = b * stride[0] + q * stride[1] + h * stride[2];
+    if (v->bias->dtype == RA_F32 && stride[3] == 1 && n > 0 && key[n - 1] - key[0] == n - 1) {
+        const float *from = (const float *)v->bias->data + first + key[0], *next = from + ahead;
+        for (int64_t i = 0; i < n && ahead; i += 16)
+            __builtin_prefetch(next + i);
+        for (int64_t i = 0; i < n; i++)
+            out[i * step] = from[i];
+    } else {
+        for (int64_t i = 0; i < n; i++)
+            out[i * step] = element(v->bias, first + key[i] * stride[3]);
+    }
+}
+
+/* x = bias - slope |from - to| in units of log2 where it is 0, that is visible; returns how many are left. One of the two may be NULL. All
+ * lanes, so that the loop has no end to treat apart: what lanes that are not used hold does not matter. */
+static inline __attribute__((always_inline)) int32_t add_lanes(float *restrict x, int lanes, const float *restrict bias,
+                                                               const double *restrict from, double to, double slope) {
+    int32_t seen = 0;
+    for (int lane = 0; lane < lanes; lane++) {
+        double sum = bias ? (double)bias[lane] : 0;
+        if (from)
+            sum -= slope * fabs(from[lane] - to);
+        float added = narrowed(sum * log2e);
+        if (bias)
+            added = fabsf(bias[lane]) == INFINITY ? bias[lane] : added;
+        x[lane] = x[lane] == 0 ? added : x[lane];
+        seen += x[lane] != -INFINITY;
+    }
+    return seen;
+}
+
+static int32_t add_to_row(float *restrict x, int lanes, const float *bias, const double *from, double to, double slope) {
+    if (!from)
+        return add_lanes(x, lanes, bias, NULL, 0, 0);
+    return bias ? add_lanes(x, lanes, bias, from, to, slope) : add_lanes(x, lanes, NULL, from, to, slope);
+}
+
+/* Some keys at a time, query by query: rows of a bias lie far apart, often by a power of two, and read key by key they would drive each
+ * other out of the first level of cache. */
+static int64_t add_by_key(const struct ra__mask_view *v, const struct ra__mask_tile *t, int64_t h, int lanes, float *out) {
+    enum { KEYS = 16 };
+    const int64_t *keys = v->k_position + t->k0;
+    const double slope = v->alibi ? v->alibi[h] : 0;
+    float bias[KEYS][MAX_LANES] = {{0}};
+    double aligned[MAX_LANES] = {0};
+    int64_t visible = 0;
+    for (int lane = 0; lane < t->nq && v->alibi; lane++) /* from the tile's first key */
+        aligned[lane] = (double)(v->q_aligned[t->q0 + lane] - keys[0]);
+    for (int64_t first = 0; first < t->nk; first += KEYS) {
+        const int64_t n = least(KEYS, t->nk - first);
+        for (int lane = 0; lane < t->nq && v->bias; lane++)
+            row_of_bias(v, t->b, t->q0 + lane, h, keys + first, n, &bias[0][lane], MAX_LANES, least(KEYS, t->nk - first - n));
+        for (int64_t i = 0; i < n; i++) {
+            float *x = out + (first + i) * lanes;
+            for (int lane = (int)t->nq; lane < lanes; lane++)
+                x[lane] = -INFINITY; /* not counted */
+            visible +=
+                add_to_row(x, lanes, v->bias ? bias[i] : NULL, v->alibi ? aligned : NULL, (double)(keys[first + i] - keys[0]), slope);
+        }
+    }
+    return visible;
+}
+
 int64_t ra__mask_fill_by_key(const struct ra__mask_view *v, const struct ra__mask_tile *t, int64_t h, int lanes, float *out) {
     struct lanes l;
     int64_t visible = fill_spans_by_key(v, t, lanes, &l, out);
@@ -429,16 +487,8 @@ int64_t ra__mask_fill_by_key(const struct ra__mask_view *v, const struct ra__mas
             visible += row_of_segment(&l, lanes, k_segment[key], out + key * lanes);
         }
     }
-    if (adds(v)) {
-        visible = 0;
-        for (int64_t key = 0; key < t->nk; key++)
-            for (int lane = 0; lane < t->nq; lane++) {
-                float *x = out + key * lanes + lane;
-                if (*x == 0)
-                    *x = added(v, t->b, t->q0 + lane, h, v->k_position[t->k0 + key]);
-                visible += *x != -INFINITY;
-            }
-    }
+    if (adds(v))
+        visible = add_by_key(v, t, h, lanes, out);
     for (int64_t key = 0; key < t->nk && t->nq < lanes; key++)
         for (int lane = (int)t->nq; lane < lanes; lane++)
             out[key * lanes + lane] = 0;
@@ -465,6 +515,8 @@ static int32_t row_of_query(const int32_t *position, int lanes, int32_t begin, i
 
 int64_t ra__mask_fill_by_query(const struct ra__mask_view *v, const struct ra__mask_tile *t, int64_t h, int lanes, float *out) {
     int32_t position[MAX_LANES];
+    float bias[MAX_LANES] = {0};
+    double distance[MAX_LANES]; /* of keys, from the tile's first one */
     struct lanes l;
     const int64_t base = v->k_position[t->k0], last = v->k_position[t->k0 + t->nk - 1], limit = limit_of(v, t->b);
     const int32_t *k_segment = v->k_segment ? v->k_segment + t->b * v->Tk + t->k0 : NULL;
@@ -472,6 +524,7 @@ int64_t ra__mask_fill_by_query(const struct ra__mask_view *v, const struct ra__m
     for (int lane = 0; lane < lanes; lane++) {
         position[lane] = lane < t->nk ? relative(v->k_position[t->k0 + lane], base) : INT32_MAX;
         l.segment[lane] = k_segment && lane < t->nk ? k_segment[lane] : 0;
+        distance[lane] = position[lane];
     }
     for (int64_t query = t->q0; query < t->q0 + t->nq; query++, out += lanes) {
         int64_t i = span_behind(&v->q, query, base);
@@ -485,14 +538,12 @@ int64_t ra__mask_fill_by_query(const struct ra__mask_view *v, const struct ra__m
             row_of_query(position, lanes, 0, 0, true, out);
         if (k_segment)
             seen = row_of_segment(&l, lanes, v->q_segment[t->b * v->Tq + query], out);
-        if (adds(v)) {
-            seen = 0;
-            for (int lane = 0; lane < t->nk; lane++) {
-                if (out[lane] == 0)
-                    out[lane] = added(v, t->b, query, h, v->k_position[t->k0 + lane]);
-                seen += out[lane] != -INFINITY;
-            }
-        }
+        if (v->bias)
+            row_of_bias(v, t->b, query, h, v->k_position + t->k0, t->nk, bias, 1,
+                        v->bias->stride[1] * least(16, t->q0 + t->nq - 1 - query));
+        if (adds(v))
+            seen = add_to_row(out, lanes, v->bias ? bias : NULL, v->alibi ? distance : NULL,
+                              v->alibi ? (double)(v->q_aligned[query] - base) : 0, v->alibi ? v->alibi[h] : 0);
         visible += seen;
     }
     return visible;

@@ -75,6 +75,15 @@ static const subcommand *find(const char *name, failure *f) {
     return NULL;
 }
 
+/* The environment is input like the command line: what the library would refuse in any plan is wrong usage, said before files are read. */
+static int check_environment(failure *f) {
+    ra_problem p;
+    ra_problem_init(&p);
+    p.B = p.Sq = p.Skv = p.H = p.G = p.D = p.Dv = 1;
+    char reason[256];
+    return ra_supports(&p, NULL, reason, sizeof reason) == RA_OK ? 0 : fail(f, EXIT_USAGE, "%s", reason);
+}
+
 static int run_command(int argc, char **argv) {
     failure f = {0};
     const subcommand *s = find(argv[0], &f);
@@ -85,7 +94,7 @@ static int run_command(int argc, char **argv) {
     if (options_parse(&o, argc, argv, &f))
         return failure_print(&f);
     if (!o.help)
-        return s->run(&o);
+        return check_environment(&f) ? failure_print(&f) : s->run(&o);
     print_command_help(s);
     return 0;
 }

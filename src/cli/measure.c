@@ -29,12 +29,15 @@ int run_open(run *r, worker *w, tensors *t) {
         return -1;
     if (w->rank == 0 && w->o->verbose)
         print_plan(r);
+    ra_plan_info info;
+    ra_plan_query(r->plan, &info);
     size_t bytes = ra_plan_workspace_bytes(r->plan);
     if (posix_memalign(&r->workspace, 64, bytes + 64)) {
         r->workspace = NULL;
         fail_memory(&w->failure, (int64_t)bytes, "the workspace");
     }
     r->report.workspace_bytes = (int64_t)bytes;
+    r->report.plan_bytes = info.plan_bytes;
     r->report.threads = w->threads;
     return worker_agree(w);
 }
@@ -176,6 +179,7 @@ summary summarize(const rank_report *of, int ranks, const ra_problem *p) {
         s.bytes_forward = larger(s.bytes_forward, f->bytes_sent);
         s.bytes_backward = larger(s.bytes_backward, b->bytes_sent);
         s.workspace_bytes = larger(s.workspace_bytes, of[r].workspace_bytes);
+        s.plan_bytes = larger(s.plan_bytes, of[r].plan_bytes);
         s.resident_bytes = larger(s.resident_bytes, of[r].resident_bytes);
         s.threads = (int)larger(s.threads, of[r].threads);
     }

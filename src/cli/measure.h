@@ -13,7 +13,7 @@ typedef struct pass_report {
 /* One rank's share of the report: of the repetition that counts. */
 typedef struct rank_report {
     pass_report forward, backward;
-    int64_t workspace_bytes, resident_bytes;
+    int64_t workspace_bytes, plan_bytes, resident_bytes;
     double peak_before, peak_after; /* GFLOP/s while all ranks measure at once */
     double bandwidth;               /* GB/s likewise; 0: not measured */
     int threads;
@@ -49,8 +49,8 @@ typedef struct summary {
     double seconds_forward, seconds_backward;
     double flops_forward, flops_backward; /* sums over ranks */
     double peak_gflops, overlap, bandwidth_gbytes;
-    int64_t bytes_sent, workspace_bytes, resident_bytes; /* the largest of any rank */
-    int64_t bytes_forward, bytes_backward;               /* sent, likewise */
+    int64_t bytes_sent, workspace_bytes, plan_bytes, resident_bytes; /* the largest of any rank */
+    int64_t bytes_forward, bytes_backward;                           /* sent, likewise */
 } summary;
 
 summary summarize(const rank_report *of, int ranks, const ra_problem *p);

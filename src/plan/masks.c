@@ -204,7 +204,8 @@ static bool cut_queries(ra_plan *plan) {
         const int64_t n = ra__cut_panels(&ring->q.stretches, lanes, edge, &view, b, NULL);
         p->count = n > p->count ? n : p->count;
     }
-    plan->panels = ra__alloc_zero(&plan->comm->allocator, (size_t)(lists * p->count) * sizeof *plan->panels);
+    plan->panel_count = lists * p->count;
+    plan->panels = ra__alloc_zero(&plan->comm->allocator, (size_t)plan->panel_count * sizeof *plan->panels);
     p->panel = plan->panels;
     for (int64_t b = 0; plan->panels && b < lists; b++)
         ra__cut_panels(&ring->q.stretches, lanes, edge, &view, b, plan->panels + b * p->count);
@@ -245,6 +246,26 @@ void ra__masks_free(ra_plan *plan) {
     ra__free(&memory, plan->edges);
     ra__free(&memory, plan->panels);
     ra__free(&memory, plan->ring.q_aligned);
+}
+
+static int64_t taken(const void *array, int64_t count, size_t element_bytes) {
+    return array ? ra__alloc_bytes(count, element_bytes) : 0;
+}
+
+int64_t ra__masks_bytes(const ra_plan *plan) {
+    const struct ra__ring *ring = &plan->ring;
+    const struct ra__mask_rule *rule = &plan->rule;
+    int64_t bytes = taken(plan->cu, 2 * (rule->sequences + 1), sizeof *plan->cu);
+    bytes += taken(plan->slices, rule->slices, sizeof *plan->slices) + taken(plan->slice_reach, rule->slices, sizeof *plan->slice_reach);
+    bytes += taken(ring->kv_lens, plan->problem.B, sizeof *ring->kv_lens) + taken(ring->alibi, plan->problem.H, sizeof *ring->alibi);
+    bytes += taken(plan->ranks, ring->schedule.P, sizeof *plan->ranks);
+    for (int r = 0; r < ring->schedule.P; r++)
+        bytes += taken(plan->ranks[r].seen.span, plan->ranks[r].seen.room, sizeof *plan->ranks[r].seen.span);
+    bytes += taken(plan->span_first, ring->q.T + 1, sizeof *plan->span_first);
+    bytes += taken(plan->spans, plan->span_first[ring->q.T], sizeof *plan->spans);
+    bytes += taken(plan->edges, plan->ranks[ring->schedule.r].seen.count, sizeof *plan->edges);
+    bytes += taken(plan->panels, plan->panel_count, sizeof *plan->panels);
+    return bytes + taken(ring->q_aligned, ring->q.T, sizeof *ring->q_aligned);
 }
 
 /* ---- answers ---- */

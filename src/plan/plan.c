@@ -208,6 +208,19 @@ int ra_plan_computes(const ra_plan *plan, int rank, int step) {
     return ra__plan_needs(plan, rank, (rank - step + P) % P);
 }
 
+/* What ra_plan_destroy will give back. */
+static int64_t plan_bytes(const ra_plan *plan) {
+    const struct ra__ring *ring = &plan->ring;
+    const int64_t B = plan->problem.B;
+    int64_t bytes = ra__alloc_bytes(1, sizeof *plan) + ra__schedule_bytes(&ring->schedule) + ra__masks_bytes(plan);
+    if (ring->q_position)
+        bytes += ra__alloc_bytes(ring->q.T, sizeof *ring->q_position);
+    if (plan->has_segments)
+        bytes += ra__alloc_bytes(ring->schedule.P * B, sizeof *plan->ranges) + ra__alloc_bytes(B * ring->q.T, sizeof *ring->q_segment) +
+                 ra__alloc_bytes(B * ring->kv.T, sizeof *ring->kv_segment);
+    return bytes;
+}
+
 static void bytes_sent(const ra_plan *plan, int64_t *forward, int64_t *backward) {
     const struct ra__schedule *s = &plan->ring.schedule;
     *forward = *backward = 0;
@@ -234,6 +247,7 @@ void ra_plan_query(const ra_plan *plan, ra_plan_info *info) {
                            .k_tile_backward = a->k_tile_b,
                            .steps = ring->schedule.steps,
                            .workspace_bytes = ring->workspace_bytes,
+                           .plan_bytes = plan_bytes(plan),
                            .pairs = ra__plan_pairs(plan, ring->schedule.r) * (double)a->H};
     bytes_sent(plan, &info->bytes_sent_forward, &info->bytes_sent_backward);
     info->flops_forward = info->pairs * (double)(2 * a->D + 2 * a->Dv);

@@ -21,6 +21,7 @@ struct ra_plan {
     int64_t *span_first, *edges;      /* storage of ring.q_spans and ring.q_panels */
     struct ra__span *spans;
     struct ra__stretch *panels;
+    int64_t panel_count;
     int32_t *cu; /* storage of rule */
     struct ra__slice *slices;
     int64_t *slice_reach;
@@ -51,6 +52,7 @@ ra_status ra__masks_copy(ra_plan *plan, const ra_problem *p);
  * Segments are there already. */
 ra_status ra__masks_build(ra_plan *plan);
 void ra__masks_free(ra_plan *plan);
+int64_t ra__masks_bytes(const ra_plan *plan); /* of memory that these hold */
 
 /* Checks of one rank's own arguments (validate.c). */
 ra_status ra__validate_problem(const ra_problem *p, int P, int r);

@@ -57,8 +57,21 @@ static void put_problem(struct text *t, const ra_plan *plan) {
     put(t, "mask      ");
     const size_t before = t->length;
     put_position(t, &plan->rule);
-    put(t, "%s%s%s%s", plan->has_segments ? " segments" : "", ring->kv_lens ? " kv-lens" : "", p->has_bias ? " bias" : "",
-        ring->alibi ? " alibi" : "");
+    put(t, "%s%s%s", plan->has_segments ? " segments" : "", ring->kv_lens ? " kv-lens" : "", p->has_bias ? " bias" : "");
+    put(t, "%s\n", t->length == before ? " none" : "");
+}
+
+/* What is done to the scores, in its order; a bias also hides, so it is in both lines. */
+static void put_modifiers(struct text *t, const ra_plan *plan) {
+    const ra_problem *p = &plan->problem;
+    put(t, "modifiers ");
+    const size_t before = t->length;
+    put(t, "%s", p->has_temperature ? " temperature" : "");
+    if (p->softcap > 0)
+        put(t, " softcap %.6g", p->softcap);
+    put(t, "%s%s%s", p->has_bias ? " bias" : "", plan->ring.alibi ? " alibi" : "", p->has_sinks ? " sinks" : "");
+    if (p->dropout > 0)
+        put(t, " dropout %.6g seed %llu", p->dropout, (unsigned long long)p->seed);
     put(t, "%s\n", t->length == before ? " none" : "");
 }
 
@@ -74,7 +87,8 @@ static void put_rank(struct text *t, const ra_plan *plan) {
     put(t, "tiles      forward %lld queries x %lld keys", (long long)i.q_tile, (long long)i.k_tile);
     if (plan->ring.backward)
         put(t, ", backward %lld x %lld", (long long)i.q_tile_backward, (long long)i.k_tile_backward);
-    put(t, "\nworkspace  %lld bytes\n", (long long)i.workspace_bytes);
+    put(t, "\nmemory     %lld bytes: workspace %lld, plan %lld\n", (long long)(i.workspace_bytes + i.plan_bytes),
+        (long long)i.workspace_bytes, (long long)i.plan_bytes);
     put(t, "sent       %lld bytes forward", (long long)i.bytes_sent_forward);
     if (plan->ring.backward)
         put(t, ", %lld backward", (long long)i.bytes_sent_backward);
@@ -137,6 +151,7 @@ static void put_schedule(struct text *t, const ra_plan *plan) {
 size_t ra_plan_print(const ra_plan *plan, char *buf, size_t n) {
     struct text t = {buf, n, 0};
     put_problem(&t, plan);
+    put_modifiers(&t, plan);
     put_rank(&t, plan);
     put_travel(&t, plan);
     put_schedule(&t, plan);

@@ -2,6 +2,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "base/cpu.h"
 #include "base/memory.h"
 #include "plan/plan.h"
 
@@ -165,5 +166,6 @@ ra_status ra__validate_problem(const ra_problem *p, int P, int r) {
     RA__TRY(check_modifiers(p));
     RA__TRY(check_mask(p));
     RA__TRY(check_segments(p, P, r));
+    RA__TRY(ra__isa_check(ra__kernels_compiled));
     return ra__unsupported(p);
 }

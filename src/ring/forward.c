@@ -25,13 +25,18 @@ static int last_computed(const struct ra__schedule *s) {
     return last;
 }
 
+/* Not where a backward follows: it recomputes scores in tiles, and p = exp(s - lse) would be off by what a large logit loses when the
+ * products along the head size are added in another order. */
+static bool decodes(const struct ra__ring *ring) {
+    return !ring->backward && ra__decode_suits(&ring->attn, ring->q.T);
+}
+
 static int64_t layout(const struct ra__ring *ring, struct map *m) {
     struct ra__layout w = {0, false};
     m->traveller = ra__traveller_reserve(ring, &w);
     const int64_t T = m->traveller.T;
-    const int64_t block = ra__decode_suits(&ring->attn, ring->q.T)
-                              ? ra__decode_bytes(&ring->attn, ring->q.T, T)
-                              : ra__forward_bytes(&ring->attn, ring->q_panels.count, T, steps_computed(&ring->schedule) > 1);
+    const int64_t block = decodes(ring) ? ra__decode_bytes(&ring->attn, ring->q.T, T)
+                                        : ra__forward_bytes(&ring->attn, ring->q_panels.count, T, steps_computed(&ring->schedule) > 1);
     if (block < 0)
         return -1;
     m->block = ra__reserve(&w, block, 1);
@@ -48,7 +53,7 @@ static ra_status walk(struct ra__traveller *t, struct ra__exchange *x, struct ra
     const struct ra__schedule *s = &ring->schedule;
     const int last = last_computed(s);
     void (*fold)(struct ra__forward *, const struct ra__kv_block *, bool, bool, struct ra__poll) =
-        ra__decode_suits(&ring->attn, ring->q.T) ? ra__decode_block : ra__forward_block;
+        decodes(ring) ? ra__decode_block : ra__forward_block;
     if (steps_computed(s) == 0) /* nothing is visible to this rank: the result is still written */
         fold(f, &(struct ra__kv_block){0}, true, true, (struct ra__poll){NULL, NULL});
 

@@ -159,3 +159,17 @@ void ra__schedule_free(struct ra__schedule *s) {
     s->step = NULL;
     s->returning = NULL;
 }
+
+static int64_t rows_bytes(const struct ra__rows *rows) {
+    return rows->range ? ra__alloc_bytes(rows->count, sizeof *rows->range) : 0;
+}
+
+int64_t ra__schedule_bytes(const struct ra__schedule *s) {
+    int64_t bytes = ra__alloc_bytes(s->P, sizeof *s->step) + ra__alloc_bytes(s->P, sizeof *s->returning);
+    for (int i = 0; i < s->P; i++) {
+        const struct ra__step *step = &s->step[i];
+        bytes += rows_bytes(&step->here) + rows_bytes(&step->passed) + rows_bytes(&step->served) + rows_bytes(&step->pass) +
+                 rows_bytes(&step->home) + rows_bytes(&step->serve) + rows_bytes(&s->returning[i]);
+    }
+    return bytes;
+}

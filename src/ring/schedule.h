@@ -43,5 +43,6 @@ struct ra__schedule {
 bool ra__schedule_make(struct ra__schedule *s, const ra_allocator *memory, int P, int r, int64_t T, int64_t most, ra__needs_fn *needs,
                        const void *context);
 void ra__schedule_free(struct ra__schedule *s);
+int64_t ra__schedule_bytes(const struct ra__schedule *s); /* of memory that it holds */
 
 #endif

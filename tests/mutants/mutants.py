@@ -64,15 +64,18 @@ FAULTS = [
      (MASK, "full &= covers(«q->all_first», first, last)", "q->first")),
     # ---- what is added to a score
     ("ALiBi: sign", only("alibi"),
-     (MASK, "x -= «v->alibi[h]» * fabs(", "-v->alibi[h]")),
+     (MASK, "sum -= «slope» * fabs(", "-slope")),
     ("ALiBi: distances from the top-left corner", only("alibi,packed"),
      (MASKS, "ring->q_aligned[t] = «ra__mask_aligned(&plan->rule, ra__shard_position(&ring->q, t))»;", "ra__shard_position(&ring->q, t)")),
     ("ALiBi: the first head's slope", only("alibi"),
-     (MASK, "x -= «v->alibi[h]» * fabs(", "v->alibi[0]")),
+     (MASK, "slope = v->alibi ? «v->alibi[h]» : 0;", "v->alibi[0]")),
     ("bias of the first head", only("bias"),
      (MASK, "q * stride[1] + «h» * stride[2]", "0")),
     ("bias at the key's place in its block", only("bias"),
-     (MASK, "*x = added(v, t->b, t->q0 + lane, h, «v->k_position[t->k0 + key]»);", "t->k0 + key")),
+     (MASK, "        «»for (int64_t i = 0; i < n; i++) {\n            float *x = out + (first + i) * lanes;",
+      """for (int64_t i = 0; i < n * t->nq && v->bias; i++)
+             bias[i / t->nq][i % t->nq] = element(v->bias, t->b * v->bias->stride[0] + (t->q0 + i % t->nq) * v->bias->stride[1] +
+                                                               h * v->bias->stride[2] + (t->k0 + first + i / t->nq) * v->bias->stride[3]);""")),
     ("dbias at the key's place in its block", only("bias,dbias"),
      (BACKWARD, "row[«c->block->position[t->k0 + lane]» * x->stride[3]]", "(t->k0 + lane)")),
     ("dbias: one head's stride for another's", only("bias,dbias"),

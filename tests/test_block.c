@@ -6,6 +6,7 @@
 
 #include <Random123/philox.h>
 
+#include "base/cpu.h"
 #include "block/kernels.h"
 #include "harness.h"
 
@@ -846,6 +847,8 @@ static void table(void) {
         CHECK_MSG(strcmp(ra__kernels_bf16()->isa, cap) == 0, "RA_ISA=%s chooses %s for bf16", cap, ra__kernels_bf16()->isa);
     }
     CHECK(strcmp(ra_isa(), K->isa) == 0);
+    CHECK(ra__isa_usual(RA__AVX512BF16, "GenuineIntel") == RA__AVX512 && ra__isa_usual(RA__AVX512BF16, "AuthenticAMD") == RA__AVX512BF16);
+    CHECK(ra__isa_usual(RA__AMX, "GenuineIntel") == RA__AMX && ra__isa_usual(RA__AVX2, "GenuineIntel") == RA__AVX2);
     CHECK(K->lanes > 0 && K->lanes <= 64 && K->rows > 0 && K->row_tile > 0 && K->col_tile > 0);
     CHECK(K->peak(1e-3) > 0 && ra_measure_peak(2, 1e-3) > 0 && ra_measure_peak(0, 1) == 0 && ra_measure_peak(1, NAN) == 0);
     CHECK(ra_measure_bandwidth(2, 1e-3) > 0 && ra_measure_bandwidth(0, 1) == 0 && ra_measure_bandwidth(1, NAN) == 0);

@@ -50,11 +50,27 @@ enum ra__isa ra__isa_detected(void) {
         return RA__AVX512;
     return tiles && tiles_granted() ? RA__AMX : RA__AVX512BF16;
 }
+
+/* name: 12 characters and a 0. */
+static void get_vendor(char *name) {
+    uint32_t a, word[3] = {0};
+    __get_cpuid(0, &a, &word[0], &word[2], &word[1]);
+    memcpy(name, word, sizeof word);
+    name[sizeof word] = 0;
+}
 #else
 enum ra__isa ra__isa_detected(void) {
     return RA__SCALAR;
 }
+
+static void get_vendor(char *name) {
+    name[0] = 0;
+}
 #endif
+
+enum ra__isa ra__isa_usual(enum ra__isa detected, const char *vendor) {
+    return detected == RA__AVX512BF16 && strcmp(vendor, "GenuineIntel") == 0 ? RA__AVX512 : detected;
+}
 
 const char *ra__isa_name(enum ra__isa level) {
     static const char *const names[] = {"scalar", "avx2", "avx512", "avx512bf16", "amx"};
@@ -67,7 +83,9 @@ enum ra__isa ra__isa_allowed(void) {
     for (enum ra__isa level = RA__SCALAR; cap && level <= best; level++)
         if (strcmp(cap, ra__isa_name(level)) == 0)
             return level;
-    return best;
+    char vendor[13];
+    get_vendor(vendor);
+    return ra__isa_usual(best, vendor);
 }
 
 ra_status ra__isa_check(bool (*compiled)(int level)) {
